@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Driver, devices, memory, generators and streams.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "python/convert.h"
+#include "runtime/runtime.h"
+#include "torch/device/generator.h"
+
+namespace torch_fl::python {
+namespace {
+
+std::vector<std::string> CapabilityNames(uint64_t bits) {
+  static constexpr std::pair<uint64_t, const char*> kNames[] = {
+      {FLAGOS_CAP_HOST_VIEW, "host_view"},
+      {FLAGOS_CAP_ASYNC, "async"},
+      {FLAGOS_CAP_EVENT_TIMING, "event_timing"},
+      {FLAGOS_CAP_STREAM_PRIORITY, "stream_priority"},
+      {FLAGOS_CAP_UNIFIED_ADDRESS, "unified_address"},
+      {FLAGOS_CAP_ACCESS_FAULTS, "access_faults"},
+  };
+  std::vector<std::string> names;
+  for (const auto& [bit, name] : kNames) {
+    if ((bits & bit) != 0) names.emplace_back(name);
+  }
+  return names;
+}
+
+py::dict DriverInfoDict() {
+  const runtime::DriverInfo& info = *WithoutGil([] { return &runtime::GetDriverInfo(); });
+  py::dict dict;
+  dict["name"] = info.name;
+  dict["path"] = info.path;
+  dict["platform"] = info.platform;
+  dict["implementation"] = info.implementation;
+  dict["capabilities"] = CapabilityNames(info.capabilities);
+  dict["missing_entries"] = info.missing_entries;
+  return dict;
+}
+
+py::dict DeviceProperties(int device) {
+  const flagos_device_info_t info = WithoutGil([&] { return runtime::DeviceInfo(device); });
+  const auto known = [&](uint32_t bit, auto value) -> py::object {
+    if ((info.valid & bit) == 0) return py::none();
+    return py::cast(value);
+  };
+  py::dict dict;
+  dict["name"] = known(FLAGOS_INFO_NAME, std::string(info.name));
+  dict["arch"] = known(FLAGOS_INFO_ARCH, std::string(info.arch));
+  dict["total_memory"] = known(FLAGOS_INFO_TOTAL_MEMORY, info.total_memory);
+  dict["major"] = known(FLAGOS_INFO_CAPABILITY, info.capability_major);
+  dict["minor"] = known(FLAGOS_INFO_CAPABILITY, info.capability_minor);
+  dict["multi_processor_count"] = known(FLAGOS_INFO_COMPUTE_UNITS, info.compute_units);
+  dict["warp_size"] = known(FLAGOS_INFO_WARP_SIZE, info.warp_size);
+  dict["pci_bus_id"] = known(FLAGOS_INFO_PCI, std::string(info.pci));
+  return dict;
+}
+
+std::map<std::string, uint64_t> MemoryStatsMap(int device) {
+  const runtime::MemoryStats s = WithoutGil([&] { return runtime::GetMemoryStats(device); });
+  return {
+      {"allocated_bytes", s.allocated_bytes},
+      {"reserved_bytes", s.reserved_bytes},
+      {"peak_allocated_bytes", s.peak_allocated_bytes},
+      {"peak_reserved_bytes", s.peak_reserved_bytes},
+      {"active_blocks", s.active_blocks},
+      {"num_alloc_calls", s.num_alloc_calls},
+      {"num_free_calls", s.num_free_calls},
+      {"num_device_malloc", s.num_device_malloc},
+      {"num_device_free", s.num_device_free},
+      {"num_alloc_retries", s.num_alloc_retries},
+      {"num_ooms", s.num_ooms},
+      {"total_allocated_bytes", s.total_allocated_bytes},
+      {"total_freed_bytes", s.total_freed_bytes},
+  };
+}
+
+py::object FindAllocation(uintptr_t pointer) {
+  runtime::AllocationInfo info;
+  const bool found = WithoutGil([&] { return runtime::FindAllocation(reinterpret_cast<const void*>(pointer), &info); });
+  if (!found) return py::none();
+  py::dict dict;
+  dict["base"] = reinterpret_cast<uintptr_t>(info.base);
+  dict["size"] = info.size;
+  dict["device"] = info.device;
+  dict["number"] = info.number;
+  dict["op"] = info.op == nullptr ? py::object(py::none()) : py::cast(std::string(info.op));
+  return dict;
+}
+
+}  // namespace
+
+void BindDevices(py::module_& m) {
+  const py::arg device("device");
+
+  Define(m, "_driver_info", &DriverInfoDict);
+  Define(m, "_available_drivers", [] { return WithoutGil([] { return runtime::AvailableDrivers(); }); });
+  Define(m, "_driver_folder", [] { return WithoutGil([] { return runtime::DriverFolder(); }); });
+  Define(m, "_hardware_detected", [] { return WithoutGil([] { return runtime::HardwareDetected(); }); });
+
+  Define(m, "_device_count", [] { return WithoutGil([] { return runtime::DeviceCount(); }); });
+  Define(m, "_unavailable_reason", [] { return WithoutGil([] { return runtime::UnavailableReason(); }); });
+  Define(m, "_current_device", [] { return runtime::CurrentDevice(); });
+  Define(
+      m, "_set_device", [](int index) { WithoutGil([&] { runtime::SetDevice(index); }); }, device);
+  Define(
+      m, "_exchange_device", [](int index) { return WithoutGil([&] { return runtime::ExchangeDevice(index); }); },
+      device);
+  Define(
+      m, "_has_context", [](int index) { return runtime::HasContext(index); }, device);
+  Define(m, "_is_in_bad_fork",
+         [] { return (runtime::g_attention.load(std::memory_order_relaxed) & runtime::kAttentionForked) != 0; });
+  Define(m, "_device_properties", &DeviceProperties, device);
+  Define(
+      m, "_memory_info",
+      [](int index) {
+        return WithoutGil([&] {
+          uint64_t free_bytes = 0;
+          uint64_t total_bytes = 0;
+          runtime::DeviceMemory(index, &free_bytes, &total_bytes);
+          return std::make_tuple(free_bytes, total_bytes);
+        });
+      },
+      device);
+  Define(
+      m, "_synchronize", [](int index) { WithoutGil([&] { runtime::SynchronizeDevice(index); }); }, device);
+  Define(m, "_host_view", [] { return WithoutGil([] { return runtime::HostView(); }); });
+
+  Define(m, "_memory_stats", &MemoryStatsMap, device);
+  Define(
+      m, "_reset_peak_stats", [](int index) { WithoutGil([&] { runtime::ResetPeakStats(index); }); }, device);
+  Define(
+      m, "_reset_accumulated_stats", [](int index) { WithoutGil([&] { runtime::ResetAccumulatedStats(index); }); },
+      device);
+  Define(m, "_empty_cache", [] { WithoutGil([] { runtime::EmptyCache(); }); });
+  Define(m, "_find_allocation", &FindAllocation, py::arg("pointer"));
+
+  Define(
+      m, "_default_generator",
+      [](int index) { return WithoutGil([&] { return at::Generator(DefaultGenerator(index)); }); }, device);
+
+  Define(
+      m, "_stream_native",
+      [](int64_t stream_id, int index) {
+        return WithoutGil([&] {
+          return reinterpret_cast<uintptr_t>(runtime::StreamNative(runtime::StreamFromId(index, stream_id)));
+        });
+      },
+      py::arg("stream_id"), device);
+  Define(
+      m, "_external_stream",
+      [](uintptr_t native, int index) {
+        return WithoutGil(
+            [&] { return runtime::StreamId(runtime::ExternalStream(index, reinterpret_cast<void*>(native))); });
+      },
+      py::arg("native"), device);
+}
+
+}  // namespace torch_fl::python

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/convert.h"
+#include "torch/register.h"
+
+namespace torch_fl::python {
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  Define(m, "_register", [] { Translate([] { RegisterBackend(); }); });
+  Define(m, "_torch_version_built", [] { return std::string(TORCH_FL_TORCH_VERSION); });
+  BindDevices(m);
+  BindRouting(m);
+}
+
+}  // namespace torch_fl::python

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch/device/storage.h"
+
+#include <ATen/native/Resize.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <mutex>
+#include <typeinfo>
+#include <utility>
+
+#include "runtime/runtime.h"
+#include "torch/device/allocator.h"
+#include "torch/device/errors.h"
+#include "torch/route/alias.h"
+#include "torch/route/scope.h"
+#include "torch/route/target.h"
+#include "torch/route/tensor_access.h"
+
+namespace torch_fl {
+namespace {
+
+// Deleter that marks a DataPtr as a mirror of the twin. Its context is null, so it is never called.
+void MirrorMark(void*) {}
+
+c10::DataPtr Mirror(void* twin_address, ptrdiff_t offset, c10::DeviceIndex device) {
+  void* address = twin_address == nullptr ? nullptr : static_cast<char*>(twin_address) - offset;
+  return {address, nullptr, &MirrorMark, c10::Device(kFlagos, device)};
+}
+
+bool IsMirror(const c10::DataPtr& data) { return data.get_deleter() == &MirrorMark && data.get_context() == nullptr; }
+
+std::mutex g_reconcile_mutex;
+
+c10::intrusive_ptr<c10::StorageImpl> NewTwin(c10::DataPtr data, size_t nbytes, bool resizable) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)),
+                                               std::move(data), c10::GetAllocator(ActiveTarget().type), resizable);
+}
+
+struct DeviceBytes {
+  c10::DataPtr owner;
+};
+
+// The same bytes under their target address, owned by the result.
+c10::DataPtr ToTargetView(c10::DataPtr data, c10::DeviceIndex device) {
+  void* address = data.get();
+  c10::Device where = ActiveTarget().DeviceFor(device);
+  if (address == nullptr) return {nullptr, where};
+  void* view = static_cast<char*>(address) + TargetOffset(device);
+  int owner = -1;
+  if (data.get_context() == address && runtime::Owns(address, &owner)) {
+    data.release_context();
+    return {view, view, [](void* p) { FreeTargetAddress(p); }, where};
+  }
+  // Somebody else's memory (from_blob, an imported block): keep the caller's DataPtr alive behind ours.
+  auto* keep = new DeviceBytes{std::move(data)};
+  return {view, keep, [](void* p) { delete static_cast<DeviceBytes*>(p); }, where};
+}
+
+// Factory that c10 calls for every storage of this device.
+c10::intrusive_ptr<c10::StorageImpl> CreateStorage(c10::StorageImpl::use_byte_size_t, c10::SymInt size, c10::DataPtr data,
+                                                   c10::Allocator*, bool resizable) {
+  auto nbytes = static_cast<size_t>(size.as_int_unchecked());
+  if (!data && !data.get_context()) {
+    int device = data.device().type() == kFlagos && data.device().has_index() ? data.device().index() : runtime::CurrentDevice();
+    return MakeFlagosStorage(nbytes, static_cast<c10::DeviceIndex>(device), t_route.op);
+  }
+  c10::DeviceIndex device = data.device().index();
+  if (!runtime::HostView()) return c10::make_intrusive<FlagosStorage>(std::move(data), nbytes, resizable);
+  return c10::make_intrusive<FlagosStorage>(NewTwin(ToTargetView(std::move(data), device), nbytes, resizable), device);
+}
+
+}  // namespace
+
+FlagosStorage::FlagosStorage(c10::intrusive_ptr<c10::StorageImpl> twin, c10::DeviceIndex device)
+    : StorageImpl(use_byte_size_t(), c10::SymInt(static_cast<int64_t>(twin->nbytes())),
+                  Mirror(twin->_mutable_data_ptr_no_checks().get(), TargetOffset(device), device), FlagosAllocator(), true),
+      twin_(std::move(twin)), view_offset_(TargetOffset(device)), device_index_(device) {}
+
+FlagosStorage::FlagosStorage(c10::DataPtr data, size_t nbytes, bool resizable)
+    : StorageImpl(use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)), std::move(data), FlagosAllocator(), resizable),
+      device_index_(device().index()) {}
+
+FlagosStorage::~FlagosStorage() { DropAliases(); }
+
+void FlagosStorage::release_resources() {
+  DropAliases();
+  twin_.reset();
+  StorageImpl::release_resources();
+}
+
+void FlagosStorage::DropAliases() {
+  for (Slot& slot : slots_) {
+    if (slot.state.load(std::memory_order_acquire) != kPublished) continue;
+    slot.alias.reset();
+    slot.state.store(kEmpty, std::memory_order_release);
+  }
+}
+
+bool FlagosStorage::InStep() const {
+  if (!twin_) return true;
+  auto* self = const_cast<FlagosStorage*>(this);
+  auto* theirs = static_cast<char*>(twin_->_mutable_data_ptr_no_checks().get());
+  auto* ours = static_cast<char*>(self->_mutable_data_ptr_no_checks().get());
+  bool same_address = theirs == nullptr ? ours == nullptr : ours == theirs - view_offset_;
+  return same_address && twin_->nbytes() == nbytes();
+}
+
+// Two histories end here: a kernel resized the twin (our pointer is still a mirror: follow it), or somebody gave this storage
+// bytes of its own (they move into a new twin, and aliases of the old one go).
+void FlagosStorage::Reconcile() {
+  std::lock_guard<std::mutex> lock(g_reconcile_mutex);
+  if (InStep()) return;
+  c10::DataPtr& mine = _mutable_data_ptr_no_checks();
+  if (IsMirror(mine)) {
+    set_data_ptr_noswap(Mirror(twin_->_mutable_data_ptr_no_checks().get(), view_offset_, device_index_));
+    set_nbytes(twin_->nbytes());
+    return;
+  }
+  c10::DataPtr bytes = std::move(mine);
+  DropAliases();
+  twin_ = NewTwin(ToTargetView(std::move(bytes), device_index_), nbytes(), /*resizable=*/true);
+  set_data_ptr_noswap(Mirror(twin_->_mutable_data_ptr_no_checks().get(), view_offset_, device_index_));
+}
+
+const at::Tensor* FlagosStorage::FindAlias(const c10::TensorImpl* impl, c10::DispatchKeySet keys) const {
+  for (const Slot& slot : slots_) {
+    if (slot.state.load(std::memory_order_acquire) != kPublished) return nullptr;
+    if (AliasFits(impl, slot.alias.unsafeGetTensorImpl(), keys)) return &slot.alias;
+  }
+  return nullptr;
+}
+
+const at::Tensor* FlagosStorage::PublishAlias(at::Tensor&& alias) {
+  for (Slot& slot : slots_) {
+    uint8_t expected = kEmpty;
+    if (!slot.state.compare_exchange_strong(expected, kWriting, std::memory_order_acq_rel)) continue;
+    slot.alias = std::move(alias);
+    slot.state.store(kPublished, std::memory_order_release);
+    return &slot.alias;
+  }
+  return nullptr;
+}
+
+FlagosStorage* AsFlagosStorage(c10::StorageImpl* storage) {
+  if (storage == nullptr || typeid(*storage) != typeid(FlagosStorage)) return nullptr;
+  return static_cast<FlagosStorage*>(storage);
+}
+
+c10::intrusive_ptr<c10::StorageImpl> MakeFlagosStorage(size_t nbytes, c10::DeviceIndex device, const char* op) {
+  if (!Translate([] { return runtime::HostView(); }))
+    return c10::make_intrusive<FlagosStorage>(AllocateDevice(nbytes, device, op), nbytes, /*resizable=*/true);
+  return c10::make_intrusive<FlagosStorage>(NewTwin(AllocateTargetView(nbytes, device, op), nbytes, /*resizable=*/true), device);
+}
+
+bool AdoptInPlace(const at::Tensor& result, c10::DeviceIndex device) {
+  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  const Target& target = ActiveTarget();
+  c10::Storage& storage = impl->*TensorAccess::StorageField();
+  if (!storage || !impl->key_set().has_backend(target.bit) || result.use_count() != 1 || storage.use_count() != 1) return false;
+  void* bytes = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  int owner = -1;
+  if (bytes != nullptr && (!OwnsTargetAddress(bytes, &owner) || owner != device)) return false;
+  auto twin = c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage.unsafeReleaseStorageImpl());
+  storage = c10::Storage(c10::make_intrusive<FlagosStorage>(std::move(twin), device));
+  impl->*TensorAccess::DeviceField() = c10::Device(kFlagos, device);
+  impl->*TensorAccess::KeySetField() = target.ToFlagos(impl->key_set());
+  return true;
+}
+
+void ResizeFlagosStorage(const c10::Storage& storage, size_t nbytes) {
+  FlagosStorage* flagos = AsFlagosStorage(storage.unsafeGetStorageImpl());
+  TORCH_CHECK(flagos != nullptr, "resize_: this flagos storage was made outside torch_fl and cannot be resized; clone the tensor first");
+  TORCH_CHECK(flagos->resizable(), "Trying to resize storage that is not resizable");
+  c10::DeviceIndex device = flagos->device_index();
+  const char* op = t_route.op != nullptr ? t_route.op : "resize_";
+  if (c10::StorageImpl* twin = flagos->Twin()) {
+    RouteScope scope(device, op);  // the twin's new bytes must be device memory
+    at::native::resize_bytes_cpu(twin, nbytes);
+    flagos->Twin();
+    return;
+  }
+  c10::DataPtr fresh = AllocateDevice(nbytes, device, op);
+  size_t keep = std::min(nbytes, flagos->nbytes());
+  if (keep > 0) Translate([&] { runtime::Copy(fresh.get(), device, flagos->data(), device, keep, /*async=*/false); });
+  flagos->set_data_ptr_noswap(std::move(fresh));
+  flagos->set_nbytes(nbytes);
+}
+
+c10::intrusive_ptr<c10::StorageImpl> TwinOfForeignStorage(const c10::Storage& storage) {
+  c10::DeviceIndex device = storage.device().index();
+  auto* base = static_cast<char*>(const_cast<void*>(storage.data()));
+  void* view = base == nullptr ? nullptr : base + TargetOffset(device);
+  auto* keep = new c10::Storage(storage);
+  c10::DataPtr data(view, keep, [](void* p) { delete static_cast<c10::Storage*>(p); }, ActiveTarget().DeviceFor(device));
+  return NewTwin(std::move(data), storage.nbytes(), /*resizable=*/false);
+}
+
+void RegisterStorage() { c10::SetStorageImplCreate(kFlagos, &CreateStorage); }
+
+}  // namespace torch_fl

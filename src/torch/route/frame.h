@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// One routed call: arguments become target tensors on the way in, results become flagos tensors on the way out.
+//
+// Rules (docs/aliasing.md): the same tensor twice gives the same alias; a returned alias is the original tensor; a result that
+// shares an argument's bytes is re-seated on the argument's storage and regains its autograd keys; a fresh result is adopted; a
+// written argument gets its resized storage, sizes, strides and version back; CPU arguments and their views stay on the CPU.
+//
+// With `staging` every storage is replaced by a CPU copy that is written back afterwards: the copying CPU fallback is this same
+// frame, so that it obeys the same rules.
+//
+// Threads: a Frame belongs to one call on one thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "torch/route/op_record.h"
+
+namespace torch_fl {
+
+class FlagosStorage;
+
+class Frame {
+ public:
+  Frame(OpRecord& op, bool staging) : op_(op), staging_(staging) {}
+  ~Frame();
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+
+  // -- In: argument `position` of the schema. Returns the tensor that the kernel gets.
+  at::Tensor MapIn(const at::Tensor& tensor, size_t position);
+  c10::Storage MapIn(const c10::Storage& storage);
+  // A `device=` argument: remembered, and replaced by the target's device.
+  c10::Device MapIn(c10::Device device);
+
+  // Checks that all arguments live together and fixes the device of the call. After the last MapIn.
+  void SettleDevice();
+  c10::DeviceIndex device() const { return device_; }
+
+  // -- Out, after the kernel: written arguments first, then each result.
+  void WriteBack();
+  at::Tensor MapOut(at::Tensor result, size_t position);
+  // Results still to be mapped; they may share a fresh storage with the one being mapped.
+  void SetPending(at::ArrayRef<at::Tensor> pending) { pending_ = pending; }
+
+  // Bytes that a staging frame moved, and results that could not be adopted in place.
+  uint64_t copied_bytes() const { return copied_bytes_; }
+  uint64_t copied_results() const { return copied_results_; }
+
+  // For sparse layouts, whose members are mapped one by one (sparse/).
+  at::Tensor MapMemberIn(const at::Tensor& member, bool written);
+  at::Tensor MapMemberOut(at::Tensor member);
+  c10::Device flagos_device() const { return {c10::DeviceType::PrivateUse1, device_}; }
+
+ private:
+  struct Entry {
+    at::Tensor outer;
+    at::Tensor alias;
+    bool written;
+    uint32_t seen_version;  // version of the alias already carried to the outer tensor
+  };
+  struct Staged {
+    c10::Storage outer;
+    c10::intrusive_ptr<c10::StorageImpl> copy;
+  };
+
+  at::Tensor AliasOf(const at::Tensor& tensor, bool written);
+  Entry* FindByOuter(const c10::TensorImpl* outer);
+  Entry* FindByAlias(const c10::TensorImpl* alias);
+  // The flagos storage whose target side is `storage`, and the entry it came from (may be null); null if none.
+  c10::Storage FindOuterStorage(const c10::StorageImpl* storage, const Entry** entry);
+  c10::intrusive_ptr<c10::StorageImpl> StageIn(const at::Tensor& tensor);
+  c10::intrusive_ptr<c10::StorageImpl> TargetStorage(const at::Tensor& tensor);
+  void StageOut(const Entry& entry);
+  void WriteBackStrided(Entry& entry);
+  // A flagos storage with the bytes of a fresh target storage: adopted in place when nobody else holds it and the bytes lie in
+  // the device's pool, else copied and counted. `holders`: references that results of this call account for.
+  c10::Storage Adopt(const c10::Storage& fresh, size_t holders);
+  size_t PendingSharers(const c10::StorageImpl* storage) const;
+  void Seat(c10::TensorImpl* impl, c10::Storage storage) const;
+  bool IsCpuArgument(const c10::StorageImpl* storage) const;
+
+  OpRecord& op_;
+  const bool staging_;
+  bool settled_ = false;
+  bool wrote_back_ = false;
+  c10::DeviceIndex device_ = -1;       // of the first flagos tensor
+  c10::DeviceIndex device_arg_ = -1;   // of `device=`; -2: `flagos` without an index
+  c10::SmallVector<Entry, 6> entries_;
+  std::unique_ptr<std::unordered_map<const c10::TensorImpl*, size_t>> index_;  // of entries_ by outer, once there are many
+  c10::SmallVector<at::Tensor, 2> cpu_arguments_;
+  std::vector<std::pair<c10::Storage, c10::Storage>> storages_;  // storage arguments: outer, target
+  std::vector<Staged> staged_;
+  std::vector<std::pair<c10::Storage, c10::Storage>> adopted_;   // fresh target storage, its flagos storage
+  at::Tensor offender_;                 // first CPU tensor that may not stand beside flagos ones
+  size_t offender_position_ = 0;
+  at::ArrayRef<at::Tensor> pending_;
+  uint64_t copied_bytes_ = 0;
+  uint64_t copied_results_ = 0;
+};
+
+}  // namespace torch_fl
