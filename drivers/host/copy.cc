@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies and fills. All of them go through the host view.
+#include <cstring>
+
+#include "host/stream.h"
+
+namespace flagos_host {
+namespace {
+
+struct Side {
+  uintptr_t address = 0;  // always accessible
+  bool pageable = false;  // host memory that its owner may move or free while a copy is queued
+};
+
+// FLAGOS_HOST accepts the host view of device memory too, as any host memory. With `protect` off a device address is its
+// own host view, so it cannot be refused there.
+flagos_status_t Resolve(const char* function, const void* pointer, int device, size_t size, Side* out) {
+  if (device != FLAGOS_HOST) {
+    if (const flagos_status_t status = CheckDevice(function, device); status != FLAGOS_OK) return status;
+    out->address = HostAddress(device, pointer, size);
+    if (out->address != 0) return FLAGOS_OK;
+    return Fail(FLAGOS_INVALID_VALUE, function, device, "%zu bytes at %p are not inside one block of device %d", size,
+                pointer, device);
+  }
+  if (pointer == nullptr) return Fail(FLAGOS_INVALID_VALUE, function, -1, "the host pointer is NULL");
+  if (TheState().config.protect) {
+    if (const int owner = OwnerOf(pointer); owner >= 0) {
+      return Fail(FLAGOS_INVALID_VALUE, function, owner, "%p is passed as host memory but belongs to device %d",
+                  pointer, owner);
+    }
+  }
+  out->address = reinterpret_cast<uintptr_t>(pointer);
+  out->pageable = !IsPinned(pointer, size);
+  return FLAGOS_OK;
+}
+
+flagos_status_t WrongStream(const char* function, int stream_device) {
+  return Fail(FLAGOS_INVALID_VALUE, function, stream_device, "the stream belongs to device %d, which takes no part",
+              stream_device);
+}
+
+void Move(uintptr_t dst, uintptr_t src, size_t size) {
+  std::memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), size);
+}
+
+}  // namespace
+
+flagos_status_t Copy(void* dst, int32_t dst_device, const void* src, int32_t src_device, size_t size,
+                     flagos_stream_t stream_handle) {
+  return Guarded("copy", [&] {
+    if (dst_device == FLAGOS_HOST && src_device == FLAGOS_HOST) {
+      return Fail(FLAGOS_INVALID_VALUE, "copy", -1, "neither side is a device");
+    }
+    const auto stream = stream_handle != nullptr ? FindStream(stream_handle) : nullptr;
+    if (stream == nullptr && stream_handle != nullptr) return BadStream("copy");
+    if (stream != nullptr && stream->device != dst_device && stream->device != src_device) {
+      return WrongStream("copy", stream->device);
+    }
+    if (size == 0) return FLAGOS_OK;
+    RaiseFaultHandler();
+    Side to;
+    Side from;
+    if (const auto status = Resolve("copy", dst, dst_device, size, &to); status != FLAGOS_OK) return status;
+    if (const auto status = Resolve("copy", src, src_device, size, &from); status != FLAGOS_OK) return status;
+    if (to.address < from.address + size && from.address < to.address + size) {
+      return Fail(FLAGOS_INVALID_VALUE, "copy", dst_device, "the ranges %p and %p of %zu bytes overlap", dst, src,
+                  size);
+    }
+    if (stream == nullptr) {
+      Move(to.address, from.address, size);
+    } else if (from.pageable) {
+      // The caller may reuse the source as soon as this returns.
+      std::shared_ptr<char[]> staging(new char[size]);
+      std::memcpy(staging.get(), reinterpret_cast<const void*>(from.address), size);
+      stream->Submit([staging, to, size] { Move(to.address, reinterpret_cast<uintptr_t>(staging.get()), size); });
+    } else {
+      stream->Submit([to, from, size] { Move(to.address, from.address, size); });
+      // Nobody promises that pageable memory outlives the call: like CUDA, return with the bytes in place.
+      if (to.pageable) {
+        if (OnWorker()) return RefuseOnWorker("copy");
+        stream->Wait();
+      }
+    }
+    return FLAGOS_OK;
+  });
+}
+
+flagos_status_t Fill(void* dst, int32_t device, uint8_t value, size_t size, flagos_stream_t stream_handle) {
+  return Guarded("fill", [&] {
+    if (const flagos_status_t status = CheckDevice("fill", device); status != FLAGOS_OK) return status;
+    const auto stream = stream_handle != nullptr ? FindStream(stream_handle) : nullptr;
+    if (stream == nullptr && stream_handle != nullptr) return BadStream("fill");
+    if (stream != nullptr && stream->device != device) return WrongStream("fill", stream->device);
+    if (size == 0) return FLAGOS_OK;
+    RaiseFaultHandler();
+    Side to;
+    if (const auto status = Resolve("fill", dst, device, size, &to); status != FLAGOS_OK) return status;
+    const auto run = [to, value, size] { std::memset(reinterpret_cast<void*>(to.address), value, size); };
+    if (stream == nullptr) {
+      run();
+    } else {
+      stream->Submit(run);
+    }
+    return FLAGOS_OK;
+  });
+}
+
+}  // namespace flagos_host
