@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of host_overhead.py: each entry builds a training step that returns its loss."""
+"""The models of host_overhead.py: each entry builds a training step that returns its loss.
+
+`foreach` chooses the optimizer's form. It is the same on both devices: torch's default would be the loop on the CPU and
+foreach on flagos, and the ratio would compare two optimizers.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +78,12 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.blocks(self.token(tokens) + self.position(position))))
 
 
-def conv_step(device: str) -> Step:
+def conv_step(device: str, foreach: bool) -> Step:
     """SGD with momentum on four 64x64 images."""
     torch.manual_seed(0)
     model = resnet18().to(device)
     images, labels = torch.randn(4, 3, 64, 64).to(device), torch.tensor([1, 2, 3, 4]).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=foreach)
 
     def step() -> float:
         optimizer.zero_grad()
@@ -91,13 +95,13 @@ def conv_step(device: str) -> Step:
     return step
 
 
-def transformer_step(device: str, hidden: int, heads: int, batch: int, length: int) -> Step:
+def transformer_step(device: str, foreach: bool, hidden: int, heads: int, batch: int, length: int) -> Step:
     """AdamW, next token of random text."""
     torch.manual_seed(0)
     vocabulary = 256
     model = Transformer(hidden, heads, vocabulary, length).to(device)
     text = torch.randint(vocabulary, (batch, length + 1)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
 
     def step() -> float:
         optimizer.zero_grad()
@@ -109,8 +113,8 @@ def transformer_step(device: str, hidden: int, heads: int, batch: int, length: i
     return step
 
 
-# name: (builds the step for a device, steps a slice)
-MODELS: dict[str, tuple[Callable[[str], Step], int]] = {
+# name: (builds the step for a device and an optimizer form, steps a slice)
+MODELS: dict[str, tuple[Callable[[str, bool], Step], int]] = {
     "ResNet-18, batch 4, 64x64, SGD": (conv_step, 1),
     "transformer, 2 layers, hidden 256, batch 4 x 64, AdamW": (
         partial(transformer_step, hidden=256, heads=4, batch=4, length=64),

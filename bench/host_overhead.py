@@ -119,10 +119,10 @@ def measure_op(statement: str, slices: int, slice_ms: float) -> dict[str, Any]:
     return result
 
 
-def measure_step(name: str, slices: int) -> dict[str, Any]:
+def measure_step(name: str, slices: int, foreach: bool) -> dict[str, Any]:
     """Milliseconds a training step on both devices, and the ratio flagos / CPU."""
     build, steps = host_models.MODELS[name]
-    step = {device: build(device) for device in DEVICES}
+    step = {device: build(device, foreach) for device in DEVICES}
     for device in DEVICES:
         step[device]()
     losses = {device: step[device]() for device in DEVICES}
@@ -169,6 +169,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--slices", type=int, default=100, help="slices a device for each operator (default 100)")
     parser.add_argument("--slice-ms", type=float, default=1.0, help="length of an operator's slice (default 1 ms)")
     parser.add_argument("--step-slices", type=int, default=15, help="slices a device for each model (default 15)")
+    parser.add_argument("--foreach", action="store_true", help="foreach optimizers on both devices, else loops on both")
     parser.add_argument("--only", choices=("ops", "steps"), help="leave the other half out")
     parser.add_argument(
         "--json", nargs="?", const=DEFAULT_JSON, type=Path, metavar="FILE", help="write JSON (evidence/bench/host.json)"
@@ -232,7 +233,7 @@ def main(argv: list[str]) -> int:
             gc.collect()
     if options.only != "ops":
         for name in track(host_models.MODELS, description="models", console=console):
-            record["steps"][name] = measure_step(name, options.step_slices)
+            record["steps"][name] = measure_step(name, options.step_slices, options.foreach)
             gc.collect()
     gc.enable()
     record["fallback_calls"] = sum(row["calls"] for row in torch_fl.counters() if row["route"] == "cpu")

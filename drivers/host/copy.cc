@@ -12,26 +12,31 @@ struct Side {
   bool pageable = false;  // host memory that its owner may move or free while a copy is queued
 };
 
-// FLAGOS_HOST accepts the host view of device memory too, as any host memory. With `protect` off a device address is its
-// own host view, so it cannot be refused there.
-flagos_status_t Resolve(const char* function, const void* pointer, int device, size_t size, Side* out) {
+// Fills *out, or records the failure and says false. FLAGOS_HOST accepts the host view of device memory too, as any host
+// memory. With `protect` off a device address is its own host view, so it cannot be refused there.
+bool Resolve(const char* function, const void* pointer, int device, size_t size, Side* out) {
   if (device != FLAGOS_HOST) {
-    if (const flagos_status_t status = CheckDevice(function, device); status != FLAGOS_OK) return status;
+    if (CheckDevice(function, device) != FLAGOS_OK) return false;
     out->address = HostAddress(device, pointer, size);
-    if (out->address != 0) return FLAGOS_OK;
-    return Fail(FLAGOS_INVALID_VALUE, function, device, "%zu bytes at %p are not inside one block of device %d", size,
-                pointer, device);
+    if (out->address != 0) return true;
+    Fail(FLAGOS_INVALID_VALUE, function, device, "%zu bytes at %p are not inside one block of device %d", size, pointer,
+         device);
+    return false;
   }
-  if (pointer == nullptr) return Fail(FLAGOS_INVALID_VALUE, function, -1, "the host pointer is NULL");
+  if (pointer == nullptr) {
+    Fail(FLAGOS_INVALID_VALUE, function, -1, "the host pointer is NULL");
+    return false;
+  }
   if (TheState().config.protect) {
     if (const int owner = OwnerOf(pointer); owner >= 0) {
-      return Fail(FLAGOS_INVALID_VALUE, function, owner, "%p is passed as host memory but belongs to device %d",
-                  pointer, owner);
+      Fail(FLAGOS_INVALID_VALUE, function, owner, "%p is passed as host memory but belongs to device %d", pointer,
+           owner);
+      return false;
     }
   }
   out->address = reinterpret_cast<uintptr_t>(pointer);
   out->pageable = !IsPinned(pointer, size);
-  return FLAGOS_OK;
+  return true;
 }
 
 flagos_status_t WrongStream(const char* function, int stream_device) {
@@ -60,8 +65,9 @@ flagos_status_t Copy(void* dst, int32_t dst_device, const void* src, int32_t src
     RaiseFaultHandler();
     Side to;
     Side from;
-    if (const auto status = Resolve("copy", dst, dst_device, size, &to); status != FLAGOS_OK) return status;
-    if (const auto status = Resolve("copy", src, src_device, size, &from); status != FLAGOS_OK) return status;
+    if (!Resolve("copy", dst, dst_device, size, &to) || !Resolve("copy", src, src_device, size, &from)) {
+      return flagos_sdk::LastError()->status;
+    }
     if (to.address < from.address + size && from.address < to.address + size) {
       return Fail(FLAGOS_INVALID_VALUE, "copy", dst_device, "the ranges %p and %p of %zu bytes overlap", dst, src,
                   size);
@@ -94,7 +100,7 @@ flagos_status_t Fill(void* dst, int32_t device, uint8_t value, size_t size, flag
     if (size == 0) return FLAGOS_OK;
     RaiseFaultHandler();
     Side to;
-    if (const auto status = Resolve("fill", dst, device, size, &to); status != FLAGOS_OK) return status;
+    if (!Resolve("fill", dst, device, size, &to)) return flagos_sdk::LastError()->status;
     const auto run = [to, value, size] { std::memset(reinterpret_cast<void*>(to.address), value, size); };
     if (stream == nullptr) {
       run();

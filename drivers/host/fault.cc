@@ -2,8 +2,8 @@
 // Host accesses to device memory, with `protect` on: the SIGSEGV handler opens the page, records the fault and returns.
 //
 // Living with other handlers. Every installation is a node with a function and a predecessor of its own: when a handler
-// installed over ours (say Python's faulthandler) gives up and restores "the previous one", it restores the node it saw,
-// whose predecessor is still right. RaiseFaultHandler puts the next node on top when somebody else is there. Everything
+// installed over ours (say Python's faulthandler) gives up and restores "the previous one", it restores the node that it
+// saw, whose predecessor is still right. RaiseFaultHandler puts the next node on top when somebody else is there. Everything
 // in the signal path is async-signal-safe: atomics, mprotect, sigaction.
 #include <signal.h>
 #include <sys/mman.h>

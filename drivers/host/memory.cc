@@ -65,7 +65,7 @@ void ReturnSpan(Device& state, uintptr_t begin, size_t size) {
 size_t NextMisalignment() {
   static std::atomic<uint32_t> turn{0};
   const uint32_t mixed = (turn.fetch_add(1, std::memory_order_relaxed) + 1) * 2654435761u;
-  return 16 * (1 + (mixed >> 16) % 3);
+  return size_t{16} * (1 + (mixed >> 16) % 3);
 }
 
 }  // namespace

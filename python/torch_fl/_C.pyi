@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled module: thin pybind11 bindings, no logic. Everything public lives in the Python modules beside it."""
 
 from typing import Any
@@ -6,7 +7,7 @@ import torch
 
 # -- initialisation ---------------------------------------------------------------------------------------------------
 def _register() -> None:
-    """Registers guard, hooks, allocator, generator and routes with torch under PrivateUse1. Once; creates no context."""
+    """Registers guard, hooks, allocator, generator and routes with torch under PrivateUse1. Creates no context."""
 
 def _torch_version_built() -> str:
     """The torch version this module was compiled for, e.g. "2.11.0+cu130"."""
@@ -55,7 +56,7 @@ def _find_allocation(pointer: int) -> dict[str, Any] | None:
 # -- generators -------------------------------------------------------------------------------------------------------
 def _default_generator(device: int) -> torch.Generator: ...
 
-# -- streams (torch.Stream and torch.Event do the rest) -----------------------------------------------------------------
+# -- streams (torch.Stream and torch.Event do the rest) ---------------------------------------------------------------
 def _stream_native(stream_id: int, device: int) -> int: ...
 def _external_stream(native: int, device: int) -> int:
     """Stream id of a wrapped vendor stream."""

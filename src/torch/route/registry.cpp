@@ -228,10 +228,13 @@ void RescanPending() {
 }
 
 std::vector<std::string> RoutedOps() {
-  Registry& registry = GetRegistry();
-  std::lock_guard<std::mutex> lock(registry.mutex);
   std::set<std::string> names;
-  for (const auto& [name, key] : registry.routed) names.insert(name);
+  for (const OperatorName& name : Dispatcher::singleton().getAllOpNames()) {
+    const auto op = Dispatcher::singleton().findSchema(name);
+    if (!op) continue;
+    for (const KeyPair& keys : KeyPairs())
+      if (op->hasKernelForDispatchKey(keys.flagos)) names.insert(FullName(name));
+  }
   return {names.begin(), names.end()};
 }
 
