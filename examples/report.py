@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -19,15 +20,15 @@ SHOWN_OPERATORS = 20
 
 def operator_table(usage: Usage) -> Table:
     """The operators that took most host time, and one line for all others."""
-    table = Table(title="operators, by host time", title_justify="left")
-    table.add_column("operator")
-    table.add_column("route")
-    for heading in ("calls", "host ms", "copied bytes"):
-        table.add_column(heading, justify="right")
+    table = Table(title="operators, by host time", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("operator", overflow="fold")
+    table.add_column("route", no_wrap=True)
+    for heading in ("calls", "host ms", "bytes copied"):
+        table.add_column(heading, justify="right", no_wrap=True)
     rows = sorted(usage.rows, key=lambda row: (-row["host_ns"], -row["calls"], row["op"]))
     for row in rows[:SHOWN_OPERATORS]:
         style = "red" if row["route"] == "cpu" else None
-        table.add_row(row["op"], row["route"], *_figures([row]), style=style)
+        table.add_row(row["op"].removeprefix("aten::"), row["route"], *_figures([row]), style=style)
     rest = rows[SHOWN_OPERATORS:]
     if rest:
         routes = ", ".join(sorted({row["route"] for row in rest}))
@@ -43,7 +44,8 @@ def _figures(rows: list[dict[str, Any]]) -> tuple[str, str, str]:
 
 def model_table(pairs: list[Pair]) -> Table:
     """Both models: first and last loss, test accuracy, time, and the largest relative deviation of the two curves."""
-    table = Table(title="models: loss per step, and how far the two curves deviate", title_justify="left")
+    title = "models: first and last loss, and the largest deviation of the two loss curves"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("model", "device"):
         table.add_column(heading, no_wrap=True)
     for heading in ("steps", "first", "last", "accuracy", "sec", "deviation"):

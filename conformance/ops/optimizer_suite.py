@@ -15,8 +15,8 @@ from typing import Any
 from conformance.ops.run import Beacon, apply_expectation, finish_options, parser, run_suite
 
 STEPS = 4
-# Counters that torch keeps on the CPU unless the implementation needs them on the device.
-_COUNTERS = ("step", "mu_product")
+# Scalars that torch keeps on the CPU unless the implementation needs them on the device ("t": LBFGS keeps lr there).
+_COUNTERS = ("step", "mu_product", "t")
 _FLAGS: dict[str, dict[str, bool]] = {
     "default": {},
     "loop": {"foreach": False},

@@ -104,13 +104,11 @@ void BindDevices(py::module_& m) {
   Define(m, "_device_count", [] { return WithoutGil([] { return runtime::DeviceCount(); }); });
   Define(m, "_unavailable_reason", [] { return WithoutGil([] { return runtime::UnavailableReason(); }); });
   Define(m, "_current_device", [] { return runtime::CurrentDevice(); });
-  Define(
-      m, "_set_device", [](int index) { WithoutGil([&] { runtime::SetDevice(index); }); }, device);
+  Define(m, "_set_device", [](int index) { WithoutGil([&] { runtime::SetDevice(index); }); }, device);
   Define(
       m, "_exchange_device", [](int index) { return WithoutGil([&] { return runtime::ExchangeDevice(index); }); },
       device);
-  Define(
-      m, "_has_context", [](int index) { return runtime::HasContext(index); }, device);
+  Define(m, "_has_context", [](int index) { return runtime::HasContext(index); }, device);
   Define(m, "_is_in_bad_fork",
          [] { return (runtime::g_attention.load(std::memory_order_relaxed) & runtime::kAttentionForked) != 0; });
   Define(m, "_device_properties", &DeviceProperties, device);
@@ -125,13 +123,11 @@ void BindDevices(py::module_& m) {
         });
       },
       device);
-  Define(
-      m, "_synchronize", [](int index) { WithoutGil([&] { runtime::SynchronizeDevice(index); }); }, device);
+  Define(m, "_synchronize", [](int index) { WithoutGil([&] { runtime::SynchronizeDevice(index); }); }, device);
   Define(m, "_host_view", [] { return WithoutGil([] { return runtime::HostView(); }); });
 
   Define(m, "_memory_stats", &MemoryStatsMap, device);
-  Define(
-      m, "_reset_peak_stats", [](int index) { WithoutGil([&] { runtime::ResetPeakStats(index); }); }, device);
+  Define(m, "_reset_peak_stats", [](int index) { WithoutGil([&] { runtime::ResetPeakStats(index); }); }, device);
   Define(
       m, "_reset_accumulated_stats", [](int index) { WithoutGil([&] { runtime::ResetAccumulatedStats(index); }); },
       device);

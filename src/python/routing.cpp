@@ -68,8 +68,7 @@ void BindRouting(py::module_& m) {
     runtime::ResetRuntimeCounters();
   });
   Define(m, "_runtime_counters", &RuntimeCounterMap);
-  Define(
-      m, "_set_timing", [](bool on) { router::SetTiming(on); }, py::arg("on"));
+  Define(m, "_set_timing", [](bool on) { router::SetTiming(on); }, py::arg("on"));
 
   Define(m, "_get_fallback_policy",
          [] { return std::string(router::FallbackPolicyName(Translate([] { return router::GetFallbackPolicy(); }))); });

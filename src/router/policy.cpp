@@ -37,9 +37,12 @@ FallbackPolicy ParseFallbackPolicy(const std::string& word) {
 
 const char* FallbackPolicyName(FallbackPolicy policy) noexcept {
   switch (policy) {
-    case FallbackPolicy::kAllow: return "allow";
-    case FallbackPolicy::kWarn: return "warn";
-    case FallbackPolicy::kError: return "error";
+    case FallbackPolicy::kAllow:
+      return "allow";
+    case FallbackPolicy::kWarn:
+      return "warn";
+    case FallbackPolicy::kError:
+      return "error";
   }
   return "warn";
 }
@@ -54,11 +57,14 @@ FallbackPolicy GetFallbackPolicy() {
   return static_cast<FallbackPolicy>(value);
 }
 
-void SetFallbackPolicy(FallbackPolicy policy) noexcept { g_fallback.store(static_cast<int>(policy), std::memory_order_relaxed); }
+void SetFallbackPolicy(FallbackPolicy policy) noexcept {
+  g_fallback.store(static_cast<int>(policy), std::memory_order_relaxed);
+}
 
 ForcedRoute ParseForcedRoute(const std::string& word) {
   if (word.empty()) return ForcedRoute::kNone;
-  if (word == "alias" || word == "cuda") return ForcedRoute::kAlias;  // vendor-word: the original's spelling of the alias route
+  // vendor-word: the name that the original gave the alias route
+  if (word == "alias" || word == "cuda") return ForcedRoute::kAlias;
   if (word == "cpu") return ForcedRoute::kCpu;
   throw Error(FLAGOS_INVALID_VALUE, "FLAGOS_FORCE_BACKEND='" + word + "' is unknown: use alias or cpu");
 }

@@ -17,7 +17,7 @@ void SetFallbackPolicy(FallbackPolicy policy) noexcept;
 FallbackPolicy ParseFallbackPolicy(const std::string& word);
 const char* FallbackPolicyName(FallbackPolicy policy) noexcept;
 
-// FLAGOS_FORCE_BACKEND: "" (none), "alias" or "cpu" (the original's spelling "cuda" means alias). Read once.
+// FLAGOS_FORCE_BACKEND: "" (none), "alias" (also under the name the original gave it) or "cpu". Read once.
 enum class ForcedRoute : int { kNone = 0, kAlias = 1, kCpu = 2 };
 ForcedRoute GetForcedRoute();
 void SetForcedRoute(ForcedRoute route) noexcept;

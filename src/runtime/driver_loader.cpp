@@ -112,10 +112,14 @@ std::vector<std::string> AvailableDrivers() {
 }
 
 bool HardwareDetected() noexcept {
+  constexpr int kUnknown = -1;
+  static std::atomic<int> detected{kUnknown};
+  if (const int known = detected.load(); known != kUnknown) return known != 0;
+  if (Forked()) return false;  // the lock may be held for ever
   try {
     const std::lock_guard lock(LoaderMutex());
-    static const bool detected = ProbeHardware() != nullptr;
-    return detected;
+    detected.store(ProbeHardware() != nullptr ? 1 : 0);
+    return detected.load() != 0;
   } catch (...) {
     return false;
   }

@@ -21,11 +21,11 @@ namespace torch_fl::runtime {
 // ---- Driver -----------------------------------------------------------------------------------------------------------
 
 struct DriverInfo {
-  std::string name;            // what FLAGOS_DRIVER would say, e.g. "host"
-  std::string path;            // shared object it came from
-  std::string platform;        // from the table
+  std::string name;  // what FLAGOS_DRIVER would say, e.g. "host"
+  std::string path;  // shared object it came from
+  std::string platform;  // from the table
   std::string implementation;  // from the table
-  uint64_t capabilities = 0;   // FLAGOS_CAP_* bits
+  uint64_t capabilities = 0;  // FLAGOS_CAP_* bits
   std::vector<std::string> missing_entries;  // optional table entries that are NULL
 };
 
@@ -53,19 +53,20 @@ extern std::atomic<uint32_t> g_attention;
 void CheckAttentionSlow(const char* call);
 // Every public call of the torch layer starts with it. `call` is the operator or API name for the message.
 inline void CheckAttention(const char* call) {
-  if (g_attention.load(std::memory_order_relaxed) != 0) [[unlikely]] CheckAttentionSlow(call);
+  if (g_attention.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    CheckAttentionSlow(call);
 }
 
 // ---- Devices: no query creates a context ---------------------------------------------------------------------------------
 
-int DeviceCount() noexcept;             // 0 when there is none, or the driver cannot be loaded
-std::string UnavailableReason();        // why DeviceCount() is 0; empty when it is not
+int DeviceCount() noexcept;  // 0 when there is none, or the driver cannot be loaded
+std::string UnavailableReason();  // why DeviceCount() is 0; empty when it is not
 // Throws when `device` is outside 0 .. DeviceCount()-1, naming `call`; says UnavailableReason() when there is no device.
 void CheckDevice(int device, const char* call);
-int CurrentDevice() noexcept;           // of the calling thread; starts at 0
+int CurrentDevice() noexcept;  // of the calling thread; starts at 0
 void SetDevice(int device);
-int ExchangeDevice(int device);         // returns the previous one; a negative device changes nothing
-bool HasContext(int device) noexcept;   // memory or a stream was ever made on it by this process
+int ExchangeDevice(int device);  // returns the previous one; a negative device changes nothing
+bool HasContext(int device) noexcept;  // memory or a stream was ever made on it by this process
 flagos_device_info_t DeviceInfo(int device);
 void DeviceMemory(int device, uint64_t* free_bytes, uint64_t* total_bytes);
 void SynchronizeDevice(int device);
@@ -78,32 +79,32 @@ ptrdiff_t HostViewOffset(int device);
 // ---- Memory: a pool of size classes over memory_alloc ----------------------------------------------------------------------
 
 struct MemoryStats {  // bytes and counts since start; peaks since the last ResetPeakStats
-  uint64_t allocated_bytes = 0;       // asked for by callers, live
-  uint64_t reserved_bytes = 0;        // held from the driver, live + cached
+  uint64_t allocated_bytes = 0;  // asked for by callers, live
+  uint64_t reserved_bytes = 0;  // held from the driver, live + cached
   uint64_t peak_allocated_bytes = 0;
   uint64_t peak_reserved_bytes = 0;
-  uint64_t active_blocks = 0;         // live blocks
+  uint64_t active_blocks = 0;  // live blocks
   uint64_t num_alloc_calls = 0;
   uint64_t num_free_calls = 0;
-  uint64_t num_device_malloc = 0;     // memory_alloc calls that succeeded
+  uint64_t num_device_malloc = 0;  // memory_alloc calls that succeeded
   uint64_t num_device_free = 0;
-  uint64_t num_alloc_retries = 0;     // cache emptied and tried again before an OOM
+  uint64_t num_alloc_retries = 0;  // cache emptied and tried again before an OOM
   uint64_t num_ooms = 0;
-  uint64_t total_allocated_bytes = 0; // ever
+  uint64_t total_allocated_bytes = 0;  // ever
   uint64_t total_freed_bytes = 0;
 };
 
 struct AllocationInfo {
-  void* base = nullptr;      // device address
-  size_t size = 0;           // bytes asked for
+  void* base = nullptr;  // device address
+  size_t size = 0;  // bytes asked for
   int device = -1;
-  uint64_t number = 0;       // counts allocations of the process, from 1
+  uint64_t number = 0;  // counts allocations of the process, from 1
   const char* op = nullptr;  // operator that made it; a string that lives for ever, or NULL
 };
 
 // Device address of at least `size` bytes, aligned to 64 bytes at least (unless the driver misaligns on purpose); NULL for
 // size 0. `op` must live for ever. Throws OUT_OF_MEMORY with the text `flagos out of memory. Tried to allocate ...`
-// (CUDA's figures follow) after emptying the cache and trying again.
+// (sizes and totals follow, in the usual order) after emptying the cache and trying again.
 void* Allocate(int device, size_t size, const char* op = nullptr);
 // Takes the address Allocate gave. NULL is fine. From any thread. Must not be handed anything Owns() denies.
 void Free(void* pointer) noexcept;
@@ -114,7 +115,7 @@ bool FindAllocation(const void* pointer, AllocationInfo* info) noexcept;
 MemoryStats GetMemoryStats(int device);
 void ResetPeakStats(int device);
 void ResetAccumulatedStats(int device);
-void EmptyCache();                       // gives cached blocks back to the driver, on every device
+void EmptyCache();  // gives cached blocks back to the driver, on every device
 
 // Copies. `dst_device`/`src_device` are device indices or FLAGOS_HOST. Ordered on the current stream of the device side
 // (dst's if both are devices). With async=false the bytes have moved when it returns.
@@ -129,13 +130,13 @@ int StreamDevice(const Stream* stream) noexcept;
 int64_t StreamId(const Stream* stream) noexcept;
 int StreamPriority(const Stream* stream) noexcept;
 Stream* DefaultStream(int device);
-Stream* CurrentStream(int device);              // of the calling thread; the default stream until set
-Stream* StreamFromId(int device, int64_t id);   // throws on an id never handed out
+Stream* CurrentStream(int device);  // of the calling thread; the default stream until set
+Stream* StreamFromId(int device, int64_t id);  // throws on an id never handed out
 Stream* StreamFromPool(int device, int priority);  // round robin over 32 per priority
 Stream* ExternalStream(int device, void* native);
 Stream* ExchangeCurrentStream(Stream* stream);  // for the stream's device; returns the previous one
 void* StreamNative(Stream* stream);
-bool QueryStream(Stream* stream);               // true when idle
+bool QueryStream(Stream* stream);  // true when idle
 void SynchronizeStream(Stream* stream);
 void StreamHostFunc(Stream* stream, flagos_host_func_t func, void* user_data);
 // Called before a CPU kernel runs on device memory: waits for the calling thread's current stream of `device`. Costs one
@@ -150,14 +151,14 @@ void DestroyEvent(Event* event) noexcept;
 int EventDevice(const Event* event) noexcept;
 void RecordEvent(Event* event, Stream* stream);
 void StreamWaitEvent(Stream* stream, Event* event);
-bool QueryEvent(Event* event);                  // true when complete or never recorded
+bool QueryEvent(Event* event);  // true when complete or never recorded
 void SynchronizeEvent(Event* event);
 double ElapsedMs(Event* start, Event* end);
 
 // ---- Counters of this layer -------------------------------------------------------------------------------------------------
 
 struct RuntimeCounters {
-  uint64_t copies_h2d = 0, copies_d2h = 0, copies_d2d = 0;       // Copy calls
+  uint64_t copies_h2d = 0, copies_d2h = 0, copies_d2d = 0;  // Copy calls
   uint64_t bytes_h2d = 0, bytes_d2h = 0, bytes_d2d = 0;
   uint64_t fills = 0;
   uint64_t device_syncs = 0, stream_syncs = 0, event_syncs = 0;  // host blocked on the device

@@ -335,6 +335,7 @@ def make_suite(options: dict[str, Any]) -> PlantedSuite:
     return PlantedSuite()
 
 
+@pytest.mark.slow
 def test_crashes_and_hangs_cost_one_entry_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     pool = Pool("test_conformance_suite", {}, jobs=1, deadline=60)
@@ -378,6 +379,7 @@ def test_a_state_file_survives_being_cut_off(tmp_path: Path) -> None:
     assert not State(path, {"run": 2}).known
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path) -> None:
     record, state = tmp_path / "out" / "record.json", tmp_path / "state.jsonl"
     command = [

@@ -20,13 +20,14 @@ at::Tensor SparseOn(const at::Tensor& source, c10::Device device, bool non_block
   const auto options = source.options().device(device);
   const auto move = [&](const at::Tensor& member) { return member.to(device, non_blocking); };
   if (source.layout() == at::kSparse) {
-    at::Tensor moved = at::_sparse_coo_tensor_unsafe(move(source._indices()), move(source._values()), source.sizes(), options);
+    at::Tensor moved =
+        at::_sparse_coo_tensor_unsafe(move(source._indices()), move(source._values()), source.sizes(), options);
     return moved._coalesced_(source.is_coalesced());
   }
   const bool by_row = source.layout() == at::kSparseCsr || source.layout() == at::kSparseBsr;
   return at::_sparse_compressed_tensor_unsafe(move(by_row ? source.crow_indices() : source.ccol_indices()),
-                                              move(by_row ? source.col_indices() : source.row_indices()), move(source.values()),
-                                              source.sizes(), options);
+                                              move(by_row ? source.col_indices() : source.row_indices()),
+                                              move(source.values()), source.sizes(), options);
 }
 
 template <c10::DispatchKey kTargetKey>
@@ -49,9 +50,11 @@ void SparseCopy(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
 }  // namespace
 
 void RegisterCopies() {
-  static auto* sparse = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
+  static auto* sparse =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
   sparse->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&SparseCopy<c10::DispatchKey::SparseCPU>>());
-  static auto* compressed = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCsrPrivateUse1, __FILE__, __LINE__);
+  static auto* compressed =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCsrPrivateUse1, __FILE__, __LINE__);
   compressed->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&SparseCopy<c10::DispatchKey::SparseCsrCPU>>());
 }
 

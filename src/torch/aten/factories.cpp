@@ -32,16 +32,18 @@ at::Tensor NewTensor(size_t nbytes, at::ScalarType dtype, c10::DeviceIndex devic
 
 at::Tensor FillIfDeterministic(at::Tensor tensor) {
   // See torch.utils.deterministic.fill_uninitialized_memory.
-  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory()))
+  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
+                   at::globalContext().deterministicFillUninitializedMemory()))
     at::native::fill_empty_deterministic_(tensor);
   return tensor;
 }
 
-at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                               std::optional<at::Device> device, std::optional<bool> pin_memory,
-                               std::optional<at::MemoryFormat> memory_format) {
+at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                               std::optional<at::Layout> layout, std::optional<at::Device> device,
+                               std::optional<bool> pin_memory, std::optional<at::MemoryFormat> memory_format) {
   constexpr const char* kOp = "aten::empty";
-  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == at::kStrided, "empty: layout ", *layout, " is not supported on flagos");
+  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == at::kStrided, "empty: layout ", *layout,
+                              " is not supported on flagos");
   at::detail::check_size_nonnegative(size);
   const at::ScalarType type = c10::dtype_or_default(dtype);
   const size_t nbytes = at::detail::computeStorageNbytesContiguous(size, c10::elementSize(type));
@@ -54,9 +56,11 @@ at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarTyp
 }
 
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
+                         std::optional<at::Layout> layout, std::optional<at::Device> device,
+                         std::optional<bool> pin_memory) {
   constexpr const char* kOp = "aten::empty_strided";
-  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == at::kStrided, "empty_strided: layout ", *layout, " is not supported on flagos");
+  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == at::kStrided, "empty_strided: layout ", *layout,
+                              " is not supported on flagos");
   at::detail::check_size_nonnegative(size);
   TORCH_CHECK(size.size() == stride.size(), "mismatch in length of strides and shape");
   const at::ScalarType type = c10::dtype_or_default(dtype);
@@ -69,7 +73,8 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::opti
 }  // namespace
 
 void RegisterFactories() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("empty.memory_format", TORCH_FN(empty_memory_format));
   library->impl("empty_strided", TORCH_FN(empty_strided));
 }

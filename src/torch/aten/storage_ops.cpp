@@ -39,13 +39,14 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
       impl->empty_tensor_restride(*memory_format);
     }
   }
-  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory()))
+  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
+                   at::globalContext().deterministicFillUninitializedMemory()))
     at::native::fill_resize_deterministic_(self, static_cast<int64_t>(old_nbytes));
   return self;
 }
 
-at::Tensor& set_source_Storage_storage_offset(at::Tensor& self, at::Storage source, int64_t storage_offset, at::IntArrayRef size,
-                                              at::IntArrayRef stride) {
+at::Tensor& set_source_Storage_storage_offset(at::Tensor& self, at::Storage source, int64_t storage_offset,
+                                              at::IntArrayRef size, at::IntArrayRef stride) {
   Translate([] { runtime::CheckAttention("aten::set_"); });
   at::native::checkSetStorage(self, source, storage_offset, size, stride);
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
@@ -66,8 +67,10 @@ at::Tensor& set_source_Storage(at::Tensor& self, at::Storage source) {
 
 at::Tensor& set_source_Tensor(at::Tensor& self, const at::Tensor& source) {
   if (self.is_same(source)) return self;
-  TORCH_CHECK(source.device() == self.device(), "set_: the source tensor is on ", source.device(), " but the tensor is on ", self.device());
-  return set_source_Storage_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+  TORCH_CHECK(source.device() == self.device(), "set_: the source tensor is on ", source.device(),
+              " but the tensor is on ", self.device());
+  return set_source_Storage_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(),
+                                           source.strides());
 }
 
 at::Tensor& set_(at::Tensor& self) {
@@ -76,7 +79,8 @@ at::Tensor& set_(at::Tensor& self) {
 }
 
 void record_stream(at::Tensor& self, c10::Stream stream) {
-  TORCH_CHECK(stream.device_type() == kFlagos, "record_stream: the tensor is on ", self.device(), " but the stream belongs to ", stream.device());
+  TORCH_CHECK(stream.device_type() == kFlagos, "record_stream: the tensor is on ", self.device(),
+              " but the stream belongs to ", stream.device());
   Translate([] { runtime::CheckAttention("aten::record_stream"); });
   // The pool hands a block out again only after the kernel that used it returned; queued copies hold their block themselves.
 }
@@ -85,8 +89,9 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
 // ATen and not differentiable, so a kernel of our own takes no gradient away.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
   const auto strided_backend = [](const at::Tensor& tensor) {
-    return tensor.layout() == at::kStrided && (tensor.device().type() == kFlagos || tensor.device().type() == at::kCPU ||
-                                               tensor.device().type() == ActiveTarget().type);
+    return tensor.layout() == at::kStrided &&
+           (tensor.device().type() == kFlagos || tensor.device().type() == at::kCPU ||
+            tensor.device().type() == ActiveTarget().type);
   };
   if (strided_backend(self) && strided_backend(from)) return true;
   return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
@@ -95,7 +100,8 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 }  // namespace
 
 void RegisterStorageOps() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("resize_", TORCH_FN(resize_));
   library->impl("set_.source_Storage_storage_offset", TORCH_FN(set_source_Storage_storage_offset));
   library->impl("set_.source_Storage", TORCH_FN(set_source_Storage));

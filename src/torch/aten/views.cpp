@@ -8,7 +8,8 @@
 namespace torch_fl {
 
 void RegisterViews() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("view", TORCH_FN(at::native::view));
   library->impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   library->impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));

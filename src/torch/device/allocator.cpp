@@ -25,7 +25,8 @@ std::mutex g_offsets_mutex;
 
 ptrdiff_t LearnOffset(c10::DeviceIndex device) {
   std::lock_guard<std::mutex> lock(g_offsets_mutex);
-  TORCH_CHECK(device < kMaxDevices, "flagos: device index ", static_cast<int>(device), " is beyond the supported ", kMaxDevices);
+  TORCH_CHECK(device < kMaxDevices, "flagos: device index ", static_cast<int>(device), " is beyond the supported ",
+              kMaxDevices);
   if (g_known[device].load(std::memory_order_relaxed)) return g_offsets[device].load(std::memory_order_relaxed);
   ptrdiff_t offset = Translate([&] { return runtime::HostView() ? runtime::HostViewOffset(device) : 0; });
   int count = g_distinct_count.load(std::memory_order_relaxed);
@@ -44,7 +45,8 @@ ptrdiff_t LearnOffset(c10::DeviceIndex device) {
 void* ToDeviceAddress(const void* address, int* device) noexcept {
   int count = g_distinct_count.load(std::memory_order_acquire);
   for (int i = 0; i < count; ++i) {
-    auto* candidate = const_cast<char*>(static_cast<const char*>(address)) - g_distinct[i].load(std::memory_order_relaxed);
+    auto* candidate =
+        const_cast<char*>(static_cast<const char*>(address)) - g_distinct[i].load(std::memory_order_relaxed);
     if (runtime::Owns(candidate, device)) return candidate;
   }
   return nullptr;
@@ -59,9 +61,9 @@ int CurrentDeviceChecked(const char* call) {
   return device;
 }
 
-using c10::CachingDeviceAllocator::DeviceStats;
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatType;
+using c10::CachingDeviceAllocator::DeviceStats;
 
 // The pool keeps one number where torch keeps three (all, small, large); it reports it as `all`.
 void Set(c10::CachingAllocator::StatArray& stats, uint64_t current, uint64_t peak, uint64_t allocated, uint64_t freed) {
@@ -143,7 +145,9 @@ c10::DataPtr AllocateDevice(size_t nbytes, c10::DeviceIndex device, const char* 
   return {address, address, &FreeDevice, where};
 }
 
-bool OwnsTargetAddress(const void* address, int* device) noexcept { return ToDeviceAddress(address, device) != nullptr; }
+bool OwnsTargetAddress(const void* address, int* device) noexcept {
+  return ToDeviceAddress(address, device) != nullptr;
+}
 
 bool FreeTargetAddress(void* address) noexcept {
   int device = -1;

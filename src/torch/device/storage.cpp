@@ -32,8 +32,9 @@ bool IsMirror(const c10::DataPtr& data) { return data.get_deleter() == &MirrorMa
 std::mutex g_reconcile_mutex;
 
 c10::intrusive_ptr<c10::StorageImpl> NewTwin(c10::DataPtr data, size_t nbytes, bool resizable) {
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)),
-                                               std::move(data), c10::GetAllocator(ActiveTarget().type), resizable);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                               c10::SymInt(static_cast<int64_t>(nbytes)), std::move(data),
+                                               c10::GetAllocator(ActiveTarget().type), resizable);
 }
 
 struct DeviceBytes {
@@ -57,11 +58,12 @@ c10::DataPtr ToTargetView(c10::DataPtr data, c10::DeviceIndex device) {
 }
 
 // Factory that c10 calls for every storage of this device.
-c10::intrusive_ptr<c10::StorageImpl> CreateStorage(c10::StorageImpl::use_byte_size_t, c10::SymInt size, c10::DataPtr data,
-                                                   c10::Allocator*, bool resizable) {
+c10::intrusive_ptr<c10::StorageImpl> CreateStorage(c10::StorageImpl::use_byte_size_t, c10::SymInt size,
+                                                   c10::DataPtr data, c10::Allocator*, bool resizable) {
   auto nbytes = static_cast<size_t>(size.as_int_unchecked());
   if (!data && !data.get_context()) {
-    int device = data.device().type() == kFlagos && data.device().has_index() ? data.device().index() : runtime::CurrentDevice();
+    int device =
+        data.device().type() == kFlagos && data.device().has_index() ? data.device().index() : runtime::CurrentDevice();
     return MakeFlagosStorage(nbytes, static_cast<c10::DeviceIndex>(device), t_route.op);
   }
   c10::DeviceIndex device = data.device().index();
@@ -73,11 +75,15 @@ c10::intrusive_ptr<c10::StorageImpl> CreateStorage(c10::StorageImpl::use_byte_si
 
 FlagosStorage::FlagosStorage(c10::intrusive_ptr<c10::StorageImpl> twin, c10::DeviceIndex device)
     : StorageImpl(use_byte_size_t(), c10::SymInt(static_cast<int64_t>(twin->nbytes())),
-                  Mirror(twin->_mutable_data_ptr_no_checks().get(), TargetOffset(device), device), FlagosAllocator(), true),
-      twin_(std::move(twin)), view_offset_(TargetOffset(device)), device_index_(device) {}
+                  Mirror(twin->_mutable_data_ptr_no_checks().get(), TargetOffset(device), device), FlagosAllocator(),
+                  true),
+      twin_(std::move(twin)),
+      view_offset_(TargetOffset(device)),
+      device_index_(device) {}
 
 FlagosStorage::FlagosStorage(c10::DataPtr data, size_t nbytes, bool resizable)
-    : StorageImpl(use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)), std::move(data), FlagosAllocator(), resizable),
+    : StorageImpl(use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)), std::move(data), FlagosAllocator(),
+                  resizable),
       device_index_(device().index()) {}
 
 FlagosStorage::~FlagosStorage() { DropAliases(); }
@@ -149,14 +155,16 @@ FlagosStorage* AsFlagosStorage(c10::StorageImpl* storage) {
 c10::intrusive_ptr<c10::StorageImpl> MakeFlagosStorage(size_t nbytes, c10::DeviceIndex device, const char* op) {
   if (!Translate([] { return runtime::HostView(); }))
     return c10::make_intrusive<FlagosStorage>(AllocateDevice(nbytes, device, op), nbytes, /*resizable=*/true);
-  return c10::make_intrusive<FlagosStorage>(NewTwin(AllocateTargetView(nbytes, device, op), nbytes, /*resizable=*/true), device);
+  return c10::make_intrusive<FlagosStorage>(NewTwin(AllocateTargetView(nbytes, device, op), nbytes, /*resizable=*/true),
+                                            device);
 }
 
 bool AdoptInPlace(const at::Tensor& result, c10::DeviceIndex device) {
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   const Target& target = ActiveTarget();
   c10::Storage& storage = impl->*TensorAccess::StorageField();
-  if (!storage || !impl->key_set().has_backend(target.bit) || result.use_count() != 1 || storage.use_count() != 1) return false;
+  if (!storage || !impl->key_set().has_backend(target.bit) || result.use_count() != 1 || storage.use_count() != 1)
+    return false;
   void* bytes = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
   int owner = -1;
   if (bytes != nullptr && (!OwnsTargetAddress(bytes, &owner) || owner != device)) return false;
@@ -169,7 +177,8 @@ bool AdoptInPlace(const at::Tensor& result, c10::DeviceIndex device) {
 
 void ResizeFlagosStorage(const c10::Storage& storage, size_t nbytes) {
   FlagosStorage* flagos = AsFlagosStorage(storage.unsafeGetStorageImpl());
-  TORCH_CHECK(flagos != nullptr, "resize_: this flagos storage was made outside torch_fl and cannot be resized; clone the tensor first");
+  TORCH_CHECK(flagos != nullptr,
+              "resize_: this flagos storage was made outside torch_fl and cannot be resized; clone the tensor first");
   TORCH_CHECK(flagos->resizable(), "Trying to resize storage that is not resizable");
   c10::DeviceIndex device = flagos->device_index();
   const char* op = t_route.op != nullptr ? t_route.op : "resize_";
@@ -191,7 +200,8 @@ c10::intrusive_ptr<c10::StorageImpl> TwinOfForeignStorage(const c10::Storage& st
   auto* base = static_cast<char*>(const_cast<void*>(storage.data()));
   void* view = base == nullptr ? nullptr : base + TargetOffset(device);
   auto* keep = new c10::Storage(storage);
-  c10::DataPtr data(view, keep, [](void* p) { delete static_cast<c10::Storage*>(p); }, ActiveTarget().DeviceFor(device));
+  c10::DataPtr data(
+      view, keep, [](void* p) { delete static_cast<c10::Storage*>(p); }, ActiveTarget().DeviceFor(device));
   return NewTwin(std::move(data), storage.nbytes(), /*resizable=*/false);
 }
 

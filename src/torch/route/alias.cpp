@@ -52,7 +52,8 @@ bool AliasFits(const c10::TensorImpl* impl, const c10::TensorImpl* alias, c10::D
   return difference == 0;
 }
 
-at::Tensor BuildAlias(const c10::TensorImpl* impl, c10::intrusive_ptr<c10::StorageImpl> twin, c10::DispatchKeySet keys) {
+at::Tensor BuildAlias(const c10::TensorImpl* impl, c10::intrusive_ptr<c10::StorageImpl> twin,
+                      c10::DispatchKeySet keys) {
   TORCH_CHECK(!impl->has_symbolic_sizes_strides(), "flagos: a tensor with symbolic sizes reached a kernel");
   auto alias = c10::make_intrusive<AliasImpl>(c10::Storage(std::move(twin)), keys, impl->dtype());
   if (C10_UNLIKELY(impl->*TensorAccess::ExtraField() != nullptr)) {  // names and the like

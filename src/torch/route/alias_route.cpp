@@ -28,7 +28,8 @@ using torch::jit::Stack;
 
 uint64_t NowNs() {
   return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
 }
 
 void MapArgument(Frame& frame, const ArgRecord& record, size_t position, IValue& value) {
@@ -57,19 +58,26 @@ void MapArgument(Frame& frame, const ArgRecord& record, size_t position, IValue&
       if (value.isStorage()) value = frame.MapIn(value.toStorage());
       break;
     case ArgKind::kGenerator:  // needs the call's device: MapGenerator
-    case ArgKind::kOther: break;
+    case ArgKind::kOther:
+      break;
   }
 }
 
 // Random numbers: the device's own generator stands in for None, so that a draw never advances the target's.
-void MapGenerator(const OpRecord& op, c10::DeviceIndex device, IValue& value) {
+void MapGenerator(const OpRecord& op, const Frame& frame, IValue& value) {
   if (value.isNone()) {
-    value = TargetGenerator(DefaultGenerator(device));
+    value = TargetGenerator(DefaultGenerator(frame.device()));
     return;
   }
   const at::Generator given = value.toGenerator();
+  // A generator takes part in dispatch: one of ours brings a call on CPU tensors here.
+  TORCH_CHECK(given.device().type() != kFlagos || !frame.OnlyCpuArguments(),
+              "Expected a 'cpu' device type for generator but found '",
+              c10::DeviceTypeName(kFlagos, /*lower_case=*/true), "' (", op.name, ")");
   TORCH_CHECK(given.device().type() == kFlagos, "Expected a '", c10::DeviceTypeName(kFlagos, /*lower_case=*/true),
               "' device type for generator but found '", given.device().type(), "' (", op.name, ")");
+  TORCH_CHECK(given.device().index() == frame.device(), "Expected a generator on ", frame.flagos_device(),
+              " but found one on ", given.device(), " (", op.name, ")");
   value = TargetGenerator(given);
 }
 
@@ -122,7 +130,7 @@ void MapResults(Frame& frame, const OpRecord& op, Stack* stack) {
 void RunRouted(OpRecord& op, c10::DispatchKey target_key, Stack* stack) {
   Translate([&] { runtime::CheckAttention(op.name.c_str()); });
   if (C10_UNLIKELY(RoutesMayBeStale())) RescanPending();
-  const bool staging = op.stageable && UseCopyingFallback();
+  const bool staging = RunsStaged(op);
   router::Counter* counter = staging ? op.cpu_counter : op.alias_counter;
   counter->Add();
   const bool timing = router::g_timing.load(std::memory_order_relaxed);
@@ -130,14 +138,15 @@ void RunRouted(OpRecord& op, c10::DispatchKey target_key, Stack* stack) {
   if (C10_UNLIKELY(router::g_log_dispatch.load(std::memory_order_relaxed)))
     router::LogDispatch(op.short_name, staging ? "cpu" : "alias");
   const size_t base = stack->size() - op.args.size();
-  if (C10_UNLIKELY(staging)) AnnounceFallback(op, at::ArrayRef<IValue>(stack->data() + base, op.args.size()));
+  if (C10_UNLIKELY(staging) && op.stageable)
+    AnnounceFallback(op, at::ArrayRef<IValue>(stack->data() + base, op.args.size()));
 
   Frame frame(op, staging);
   for (const uint8_t position : op.mapped) MapArgument(frame, op.args[position], position, (*stack)[base + position]);
   frame.SettleDevice();
   if (op.has_generator)
     for (const uint8_t position : op.mapped)
-      if (op.args[position].kind == ArgKind::kGenerator) MapGenerator(op, frame.device(), (*stack)[base + position]);
+      if (op.args[position].kind == ArgKind::kGenerator) MapGenerator(op, frame, (*stack)[base + position]);
 
   if (staging) {
     op.handle.redispatchBoxed(c10::DispatchKeySet(target_key), stack);

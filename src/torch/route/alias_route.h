@@ -17,7 +17,8 @@ void RunRouted(OpRecord& op, c10::DispatchKey target_key, torch::jit::Stack* sta
 // The functor that the dispatcher holds for an operator.
 class RoutedKernel final : public c10::OperatorKernel {
  public:
-  RoutedKernel(std::shared_ptr<OpRecord> op, c10::DispatchKey target_key) : op_(std::move(op)), target_key_(target_key) {}
+  RoutedKernel(std::shared_ptr<OpRecord> op, c10::DispatchKey target_key)
+      : op_(std::move(op)), target_key_(target_key) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (C10_UNLIKELY(op_->stale.load(std::memory_order_relaxed)))
       RunRouted(*RecordOf(op), target_key_, stack);

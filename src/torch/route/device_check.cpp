@@ -63,8 +63,8 @@ bool AcceptsCpuTensor(const std::string& op, const std::string& argument) {
   });
 }
 
-void RaiseMixedDevices(const std::string& op, const std::string& argument, const at::Tensor& offender, c10::Device common,
-                       bool iterator_style) {
+void RaiseMixedDevices(const std::string& op, const std::string& argument, const at::Tensor& offender,
+                       c10::Device common, bool iterator_style) {
   if (!iterator_style) c10::impl::common_device_check_failure(common, offender, op.c_str(), argument.c_str());
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", common, " and ",
               offender.device(), "! (argument ", argument, " of ", op, ")");

@@ -16,7 +16,7 @@ bool AcceptsCpuScalars(const std::string& op);
 bool AcceptsCpuTensor(const std::string& op, const std::string& argument);
 
 // Throws torch's standard mixed-device error. `argument` is the schema's name of the offender.
-[[noreturn]] void RaiseMixedDevices(const std::string& op, const std::string& argument, const at::Tensor& offender, c10::Device common,
-                                    bool iterator_style);
+[[noreturn]] void RaiseMixedDevices(const std::string& op, const std::string& argument, const at::Tensor& offender,
+                                    c10::Device common, bool iterator_style);
 
 }  // namespace torch_fl

@@ -54,10 +54,11 @@ const char* Reason() {
 
 }  // namespace
 
-bool UseCopyingFallback() {
+Staging StagingMode() {
   // Fixed by the driver, so asked once.
   static const bool no_host_view = Translate([] { return !runtime::HostView(); });
-  return no_host_view || Translate([] { return router::GetForcedRoute(); }) == router::ForcedRoute::kCpu;
+  if (no_host_view) return Staging::kAlways;
+  return router::GetForcedRoute() == router::ForcedRoute::kCpu ? Staging::kForced : Staging::kNever;
 }
 
 void AnnounceFallback(OpRecord& op, at::ArrayRef<c10::IValue> arguments) {
@@ -65,19 +66,24 @@ void AnnounceFallback(OpRecord& op, at::ArrayRef<c10::IValue> arguments) {
   const router::FallbackPolicy policy = Translate([] { return router::GetFallbackPolicy(); });
   if (policy == router::FallbackPolicy::kAllow) return;
   if (policy == router::FallbackPolicy::kWarn && op.warned.exchange(true, std::memory_order_relaxed)) return;
-  const std::string text = op.name + " runs on the CPU through copies: " + Reason() + ". Arguments: " + DescribeArguments(arguments) +
+  const std::string text =
+      op.name + " runs on the CPU through copies: " + Reason() + ". Arguments: " + DescribeArguments(arguments) +
       ". Inputs are copied to the host and results back on every call; torch_fl.summary() shows how often.";
   TORCH_CHECK(policy != router::FallbackPolicy::kError, text,
-              " The fallback policy is `error`: set FLAGOS_FALLBACK=warn or torch_fl.set_fallback_policy(\"allow\") to let it run.");
-  TORCH_WARN(text, " (Shown once per operator; FLAGOS_FALLBACK=allow silences it, FLAGOS_FALLBACK=error makes it an error.)");
+              " The fallback policy is `error`: set FLAGOS_FALLBACK=warn or torch_fl.set_fallback_policy(\"allow\") to "
+              "let it run.");
+  TORCH_WARN(text,
+             " (Shown once per operator; FLAGOS_FALLBACK=allow silences it, FLAGOS_FALLBACK=error makes it an error.)");
 }
 
 void RaiseNoRoute(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments) {
   std::string name = op.schema().name();
   if (!op.schema().overload_name().empty()) name += "." + op.schema().overload_name();
-  TORCH_CHECK_NOT_IMPLEMENTED(false, name, " has no route on flagos (arguments: ", DescribeArguments(arguments),
-                              "): tried native, alias and cpu, and the operator has no kernel for either key. Register a CPU kernel "
-                              "for it, or a PrivateUse1 kernel with torch.library.impl(\"", name, "\", \"privateuseone\").");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, name, " has no route on flagos (arguments: ", DescribeArguments(arguments),
+      "): tried native, alias and cpu, and the operator has no kernel for either key. Register a CPU kernel "
+      "for it, or a PrivateUse1 kernel with torch.library.impl(\"",
+      name, "\", \"privateuseone\").");
 }
 
 }  // namespace torch_fl

@@ -8,8 +8,19 @@
 
 namespace torch_fl {
 
-// True when stageable operators run on copies: FLAGOS_FORCE_BACKEND=cpu, or a device whose memory no CPU kernel can see.
-bool UseCopyingFallback();
+// When operators run on CPU copies of their arguments.
+enum class Staging {
+  kNever,
+  kForced,  // FLAGOS_FORCE_BACKEND=cpu: those that may (OpRecord::stageable)
+  kAlways,  // no CPU kernel can see the device's memory
+};
+Staging StagingMode();
+
+// Whether `op` runs as a staging frame.
+inline bool RunsStaged(const OpRecord& op) {
+  const Staging mode = StagingMode();
+  return C10_UNLIKELY(mode != Staging::kNever) && (op.stageable || mode == Staging::kAlways);
+}
 
 // Before a fallback runs: logs it, warns once per operator or raises, as FLAGOS_FALLBACK says. The text names the operator, the
 // dtypes and shapes, why it falls back and how to silence it or make it an error.

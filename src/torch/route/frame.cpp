@@ -43,7 +43,9 @@ void CarryRequiresGrad(const at::Tensor& alias) {
   impl->set_autograd_meta(std::move(meta));
 }
 
-const std::string& ArgumentName(const OpRecord& op, size_t position) { return op.handle.schema().arguments().at(position).name(); }
+const std::string& ArgumentName(const OpRecord& op, size_t position) {
+  return op.handle.schema().arguments().at(position).name();
+}
 
 }  // namespace
 
@@ -133,8 +135,8 @@ at::Tensor Frame::AliasOf(const at::Tensor& tensor, bool written) {
     const c10::DispatchKeySet keys = ActiveTarget().ToTarget(impl->key_set());
     FlagosStorage* storage = AsFlagosStorage(StorageImplOf(impl));
     // A written argument may be resized or re-seated by the kernel, so its alias is private to the call.
-    const bool shareable = !staging_ && !written && !op_.asks_requires_grad && storage != nullptr && !impl->is_wrapped_number() &&
-        impl->*TensorAccess::ExtraField() == nullptr;
+    const bool shareable = !staging_ && !written && !op_.asks_requires_grad && storage != nullptr &&
+                           !impl->is_wrapped_number() && impl->*TensorAccess::ExtraField() == nullptr;
     if (shareable) {
       storage->Twin();
       if (const at::Tensor* published = storage->FindAlias(impl, keys)) alias = *published;
@@ -179,16 +181,19 @@ c10::intrusive_ptr<c10::StorageImpl> Frame::StageIn(const at::Tensor& tensor) {
   if (!copy) {
     // The whole storage is reserved, so that views keep their offsets; only the bytes an argument covers are moved.
     copy = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                 c10::SymInt(static_cast<int64_t>(storage.nbytes())), c10::GetCPUAllocator(),
+                                                 c10::SymInt(static_cast<int64_t>(storage.nbytes())),
+                                                 c10::GetCPUAllocator(),
                                                  /*resizable=*/true);
     staged_.push_back({storage, copy});
   }
   const ByteRange range = CoveringRange(tensor.unsafeGetTensorImpl());
   if (range.end > range.begin) {
     const size_t size = range.end - range.begin;
-    auto* from = static_cast<const char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) + range.begin;
+    auto* from =
+        static_cast<const char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) + range.begin;
     Translate([&] {
-      runtime::Copy(static_cast<char*>(copy->mutable_data()) + range.begin, FLAGOS_HOST, from, storage.device().index(), size,
+      runtime::Copy(static_cast<char*>(copy->mutable_data()) + range.begin, FLAGOS_HOST, from, storage.device().index(),
+                    size,
                     /*async=*/false);
     });
     copied_bytes_ += size;
@@ -206,7 +211,8 @@ void Frame::StageOut(const Entry& entry) {
   const size_t size = range.end - range.begin;
   auto* to = static_cast<char*>(outer.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) + range.begin;
   Translate([&] {
-    runtime::Copy(to, outer.device().index(), static_cast<const char*>(copy->data()) + range.begin, FLAGOS_HOST, size, /*async=*/false);
+    runtime::Copy(to, outer.device().index(), static_cast<const char*>(copy->data()) + range.begin, FLAGOS_HOST, size,
+                  /*async=*/false);
   });
   copied_bytes_ += size;
 }
@@ -232,7 +238,8 @@ void Frame::WriteBackStrided(Entry& entry) {
   c10::StorageImpl* target = StorageImplOf(alias);
   FlagosStorage* storage = AsFlagosStorage(StorageImplOf(outer));
   if (staging_) {
-    const bool staged = std::any_of(staged_.begin(), staged_.end(), [&](const Staged& s) { return s.copy.get() == target; });
+    const bool staged =
+        std::any_of(staged_.begin(), staged_.end(), [&](const Staged& s) { return s.copy.get() == target; });
     TORCH_CHECK(staged, op_.name, ": the CPU fallback cannot give an argument another storage");
     StageOut(entry);
   } else if (storage != nullptr && storage->TwinIdentity() == target) {
@@ -246,7 +253,11 @@ void Frame::WriteBackStrided(Entry& entry) {
   if (outer->sizes() != alias->sizes() || outer->strides() != alias->strides())
     outer->set_sizes_and_strides(alias->sizes(), alias->strides());
   if (outer->storage_offset() != alias->storage_offset()) outer->set_storage_offset(alias->storage_offset());
-  for (const uint32_t version = AliasVersion(alias); entry.seen_version < version; ++entry.seen_version) outer->bump_version();
+  // linalg_lu_solve.out answers in a conjugated view of what it wrote.
+  if (entry.outer.is_conj() != entry.alias.is_conj()) entry.outer._set_conj(entry.alias.is_conj());
+  if (entry.outer.is_neg() != entry.alias.is_neg()) entry.outer._set_neg(entry.alias.is_neg());
+  for (const uint32_t version = AliasVersion(alias); entry.seen_version < version; ++entry.seen_version)
+    outer->bump_version();
 }
 
 // ---- Results ---------------------------------------------------------------------------------------------------------------------
@@ -309,8 +320,18 @@ void Frame::Seat(c10::TensorImpl* impl, c10::Storage storage) const {
 
 at::Tensor Frame::MapOut(at::Tensor result, size_t position) {
   if (!result.defined()) return result;
-  if (position < 64 && C10_UNLIKELY((op_.keep_on_cpu.load(std::memory_order_relaxed) >> position) & 1)) return result;
+  if (position < 64 && C10_UNLIKELY((op_.keep_on_cpu.load(std::memory_order_relaxed) >> position) & 1))
+    return KeepOnCpu(std::move(result));
   return MapMemberOut(std::move(result));
+}
+
+// A kernel's allocations inside a route are device memory; a tensor that stays on the CPU must not live there.
+at::Tensor Frame::KeepOnCpu(at::Tensor result) {
+  int owner = -1;
+  if (!result.has_storage() || !OwnsTargetAddress(result.storage().data(), &owner)) return result;
+  ++copied_results_;
+  copied_bytes_ += result.storage().nbytes();
+  return result.clone();
 }
 
 at::Tensor Frame::MapMemberIn(const at::Tensor& member, bool written) { return AliasOf(member, written); }
@@ -323,7 +344,8 @@ at::Tensor Frame::MapMemberOut(at::Tensor result) {
   for (const at::Tensor& argument : cpu_arguments_)
     if (argument.is_same(result)) return result;
   if (impl->layout() != c10::kStrided) return MapSparseOut(*this, std::move(result));
-  TORCH_CHECK(impl->has_storage(), op_.name, ": flagos has no tensors of the kind that this operator returned (", impl->key_set(), ")");
+  TORCH_CHECK(impl->has_storage(), op_.name, ": flagos has no tensors of the kind that this operator returned (",
+              impl->key_set(), ")");
   c10::StorageImpl* target = StorageImplOf(impl);
   if (IsCpuArgument(target)) return result;  // a CPU argument, or a view of one
 
@@ -337,7 +359,8 @@ at::Tensor Frame::MapMemberOut(at::Tensor result) {
   const bool was_inference = impl->is_inference();
   if (result.use_count() > 1) {
     // Somebody else holds this TensorImpl (a custom operator's cache): it stays as it is.
-    auto copy = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(seat), impl->key_set(), impl->dtype());
+    auto copy =
+        c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(seat), impl->key_set(), impl->dtype());
     TensorAccess::CopyMetadata(impl, copy.get());
     copy.get()->*TensorAccess::NumelField() = impl->*TensorAccess::NumelField();
     Seat(copy.get(), std::move(seat));

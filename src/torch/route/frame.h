@@ -41,6 +41,8 @@ class Frame {
   // Checks that all arguments live together and fixes the device of the call. After the last MapIn.
   void SettleDevice();
   c10::DeviceIndex device() const { return device_; }
+  // CPU tensors came in, but no flagos tensor and no flagos `device=`.
+  bool OnlyCpuArguments() const { return entries_.empty() && device_arg_ == -1 && !cpu_arguments_.empty(); }
 
   // -- Out, after the kernel: written arguments first, then each result.
   void WriteBack();
@@ -81,6 +83,7 @@ class Frame {
   // A flagos storage with the bytes of a fresh target storage: adopted in place when nobody else holds it and the bytes lie in
   // the device's pool, else copied and counted. `holders`: references that results of this call account for.
   c10::Storage Adopt(const c10::Storage& fresh, size_t holders);
+  at::Tensor KeepOnCpu(at::Tensor result);
   size_t PendingSharers(const c10::StorageImpl* storage) const;
   void Seat(c10::TensorImpl* impl, c10::Storage storage) const;
   bool IsCpuArgument(const c10::StorageImpl* storage) const;
@@ -89,15 +92,16 @@ class Frame {
   const bool staging_;
   bool settled_ = false;
   bool wrote_back_ = false;
-  c10::DeviceIndex device_ = -1;       // of the first flagos tensor
-  c10::DeviceIndex device_arg_ = -1;   // of `device=`; -2: `flagos` without an index
+  c10::DeviceIndex device_ = -1;  // of the first flagos tensor
+  c10::DeviceIndex device_arg_ = -1;  // of `device=`; -2: `flagos` without an index
   c10::SmallVector<Entry, 6> entries_;
-  std::unique_ptr<std::unordered_map<const c10::TensorImpl*, size_t>> index_;  // of entries_ by outer, once there are many
+  std::unique_ptr<std::unordered_map<const c10::TensorImpl*, size_t>>
+      index_;  // of entries_ by outer, once there are many
   c10::SmallVector<at::Tensor, 2> cpu_arguments_;
   std::vector<std::pair<c10::Storage, c10::Storage>> storages_;  // storage arguments: outer, target
   std::vector<Staged> staged_;
-  std::vector<std::pair<c10::Storage, c10::Storage>> adopted_;   // fresh target storage, its flagos storage
-  at::Tensor offender_;                 // first CPU tensor that may not stand beside flagos ones
+  std::vector<std::pair<c10::Storage, c10::Storage>> adopted_;  // fresh target storage, its flagos storage
+  at::Tensor offender_;  // first CPU tensor that may not stand beside flagos ones
   size_t offender_position_ = 0;
   at::ArrayRef<at::Tensor> pending_;
   uint64_t copied_bytes_ = 0;

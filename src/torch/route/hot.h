@@ -31,8 +31,8 @@ namespace torch_fl::hot {
 
 struct Call {
   c10::DeviceIndex device = -1;
-  bool plain = true;         // cleared by the first argument that the boxed route must handle
-  const bool cpu_scalars;    // OpRecord::cpu_scalars
+  bool plain = true;  // cleared by the first argument that the boxed route must handle
+  const bool cpu_scalars;  // OpRecord::cpu_scalars
 };
 
 // The alias of a plain flagos tensor: a published one where possible, else built into `own`. Null when it is not plain.
@@ -44,7 +44,8 @@ inline const at::Tensor* AliasFor(const at::Tensor& tensor, Call& call, at::Tens
     return nullptr;
   }
   FlagosStorage* storage = AsFlagosStorage(StorageImplOf(impl));
-  if (C10_UNLIKELY(storage == nullptr || impl->*TensorAccess::ExtraField() != nullptr || impl->is_wrapped_number())) return nullptr;
+  if (C10_UNLIKELY(storage == nullptr || impl->*TensorAccess::ExtraField() != nullptr || impl->is_wrapped_number()))
+    return nullptr;
   if (call.device < 0) call.device = storage->device_index();
   if (C10_UNLIKELY(storage->device_index() != call.device || storage->Twin() == nullptr)) return nullptr;
   const c10::DispatchKeySet keys = ActiveTarget().ToTarget(impl->key_set());
@@ -170,7 +171,7 @@ struct Kernel<Op, R(A...)> {
 
   static bool NeedsBoxedRoute() {
     return router::g_log_dispatch.load(std::memory_order_relaxed) || router::g_timing.load(std::memory_order_relaxed) ||
-        RoutesMayBeStale() || UseCopyingFallback();
+           RoutesMayBeStale() || StagingMode() != Staging::kNever;
   }
 
   static R Run(A... args) {
@@ -183,8 +184,8 @@ struct Kernel<Op, R(A...)> {
 
  private:
   static C10_NOINLINE R RunBoxed(A... args) {
-    return c10::impl::BoxedKernelWrapper<R(A...)>::call(*boxed, record->handle, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                        std::forward<A>(args)...);
+    return c10::impl::BoxedKernelWrapper<R(A...)>::call(
+        *boxed, record->handle, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), std::forward<A>(args)...);
   }
 
   template <class Mapped, class Given, size_t... I>
@@ -239,8 +240,8 @@ std::optional<c10::RegistrationHandleRAII> Register() {
   Kernel<Op>::Bind(*op, RecordOf(*op));
   return c10::Dispatcher::singleton().registerImpl(
       op->operator_name(), c10::DispatchKey::PrivateUse1,
-      c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(Kernel<Op>::Run)), c10::impl::CppSignature::make<typename Op::schema>(),
-      nullptr, "torch_fl hot route");
+      c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(Kernel<Op>::Run)),
+      c10::impl::CppSignature::make<typename Op::schema>(), nullptr, "torch_fl hot route");
 }
 
 }  // namespace torch_fl::hot

@@ -12,15 +12,20 @@ ArgKind KindOf(const c10::Type& declared) {
   const c10::Type* type = &declared;
   if (const auto* optional = type->castRaw<c10::OptionalType>()) type = optional->getElementType().get();
   switch (type->kind()) {
-    case c10::TypeKind::TensorType: return ArgKind::kTensor;
-    case c10::TypeKind::DeviceObjType: return ArgKind::kDevice;
-    case c10::TypeKind::StorageType: return ArgKind::kStorage;
-    case c10::TypeKind::GeneratorType: return ArgKind::kGenerator;
+    case c10::TypeKind::TensorType:
+      return ArgKind::kTensor;
+    case c10::TypeKind::DeviceObjType:
+      return ArgKind::kDevice;
+    case c10::TypeKind::StorageType:
+      return ArgKind::kStorage;
+    case c10::TypeKind::GeneratorType:
+      return ArgKind::kGenerator;
     case c10::TypeKind::ListType: {
       const auto& element = type->castRaw<c10::ListType>()->getElementType();
       return KindOf(*element) == ArgKind::kTensor ? ArgKind::kTensorList : ArgKind::kOther;
     }
-    default: return ArgKind::kOther;
+    default:
+      return ArgKind::kOther;
   }
 }
 
@@ -35,6 +40,16 @@ namespace {
 // Backend kernels that look at requires_grad of their inputs (to decide what backward will need). The only ones known in torch 2.11;
 // aliases of all other operators do without, because it costs an allocation.
 constexpr const char* kAskRequiresGrad[] = {"aten::_sparse_mm_reduce_impl"};
+
+// Operators that make values out of nothing: the writing half of ones(), arange() and their like.
+constexpr const char* kFillers[] = {"aten::zero_",     "aten::fill_",     "aten::arange",   "aten::range", "aten::eye",
+                                    "aten::linspace",  "aten::logspace", "aten::randperm", "aten::tril_indices",
+                                    "aten::triu_indices"};
+
+bool IsFiller(const std::string& name) {
+  const std::string base = name.substr(0, name.find('.'));
+  return std::find(std::begin(kFillers), std::end(kFillers), base) != std::end(kFillers);
+}
 
 }  // namespace
 
@@ -54,13 +69,14 @@ OpRecord::OpRecord(const c10::OperatorHandle& op) : handle(op) {
   for (bool written : {true, false})
     for (size_t i = 0; i < args.size(); ++i)
       if (args[i].kind != ArgKind::kOther && args[i].written == written) mapped.push_back(static_cast<uint8_t>(i));
-  asks_requires_grad = std::find(std::begin(kAskRequiresGrad), std::end(kAskRequiresGrad), name) != std::end(kAskRequiresGrad);
+  asks_requires_grad =
+      std::find(std::begin(kAskRequiresGrad), std::end(kAskRequiresGrad), name) != std::end(kAskRequiresGrad);
   cpu_scalars = AcceptsCpuScalars(name);
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded) || has_generator;
   draws_silently = random && !has_generator;
   // Factories, views and random operators never reach the copying fallback: the first two own no data to copy, the last would
   // draw from the wrong generator.
-  stageable = takes_tensor && !random && !ReturnsView(schema);
+  stageable = takes_tensor && !random && !ReturnsView(schema) && !IsFiller(name);
   alias_counter = router::GetCounter(name, "alias");
   cpu_counter = router::GetCounter(name, "cpu");
 }

@@ -35,14 +35,15 @@ struct OpRecord {
   const char* short_name;  // "add.Tensor" for aten, the whole name elsewhere
   std::vector<ArgRecord> args;
   std::vector<uint8_t> mapped;    // positions of arguments that need mapping, written ones first
-  bool cpu_scalars;               // 0-dim CPU tensors are welcome, as for TensorIterator operators on CUDA
-  bool has_generator = false;     // one argument is a Generator
-  bool draws_silently = false;    // draws random numbers without a generator argument
-  bool asks_requires_grad = false;  // its backend kernel branches on requires_grad of the inputs, so aliases must carry it
-  bool stageable = true;          // the copying CPU fallback may run it
+  bool cpu_scalars;  // 0-dim CPU tensors are welcome, as TensorIterator operators of a device backend do
+  bool has_generator = false;  // one argument is a Generator
+  bool draws_silently = false;  // draws random numbers without a generator argument
+  bool asks_requires_grad =
+      false;  // its backend kernel branches on requires_grad of the inputs, so aliases must carry it
+  bool stageable = true;  // the copying CPU fallback may run it
   std::atomic<uint64_t> keep_on_cpu{0};  // bit i: return i stays a CPU tensor (torch_fl.keep_on_cpu)
-  std::atomic<bool> warned{false};       // the once-per-operator fallback warning was given
-  std::atomic<bool> stale{false};        // the operator was deregistered; its name may stand for another schema now
+  std::atomic<bool> warned{false};  // the once-per-operator fallback warning was given
+  std::atomic<bool> stale{false};  // the operator was deregistered; its name may stand for another schema now
   router::Counter* alias_counter;
   router::Counter* cpu_counter;
 };

@@ -15,6 +15,7 @@
 
 #include "router/policy.h"
 #include "torch/aten/register.h"
+#include "torch/device/errors.h"
 #include "torch/route/alias_route.h"
 #include "torch/route/fallback.h"
 #include "torch/route/op_record.h"
@@ -33,11 +34,12 @@ using c10::OperatorName;
 
 // Never routed: hooks answer for pinned memory, record_stream has a kernel of its own, and a lazy clone could change the twin
 // under a const argument.
-constexpr std::string_view kNotRouted[] = {"aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::pin_memory",
-                                           "aten::_lazy_clone"};
+constexpr std::string_view kNotRouted[] = {"aten::record_stream", "aten::is_pinned", "aten::_pin_memory",
+                                           "aten::pin_memory", "aten::_lazy_clone"};
 
-// Composites that keep their meaning only on flagos tensors: they move data between devices.
-constexpr std::string_view kNotWhole[] = {"aten::_to_copy", "aten::_copy_from", "aten::_copy_from_and_resize"};
+// Composites that keep their meaning only on flagos tensors: they move data between devices, or return a CPU tensor by design.
+constexpr std::string_view kNotWhole[] = {"aten::_to_copy", "aten::_copy_from", "aten::_copy_from_and_resize",
+                                          "aten::_pack_padded_sequence"};
 
 struct KeyPair {
   DispatchKey target, flagos;
@@ -50,8 +52,8 @@ struct Registry {
   std::set<std::pair<std::string, DispatchKey>> routed;
   std::unordered_map<std::string, std::vector<c10::RegistrationHandleRAII>> handles;
   std::vector<OperatorName> pending;  // seen by the listener, no target kernel yet
-  std::vector<c10::RegistrationHandleRAII> retired;   // kernels of operators that were deregistered
-  std::vector<std::shared_ptr<OpRecord>> graveyard;   // a call may still be running on them
+  std::vector<c10::RegistrationHandleRAII> retired;  // kernels of operators that were deregistered
+  std::vector<std::shared_ptr<OpRecord>> graveyard;  // a call may still be running on them
   uint64_t calls_since_event = 0;
 };
 
@@ -119,8 +121,8 @@ bool RouteOperator(const OperatorHandle& op) {
     }
     auto kernel = std::make_unique<RoutedKernel>(std::move(record), keys.target);
     c10::RegistrationHandleRAII handle = Dispatcher::singleton().registerImpl(
-        op.operator_name(), keys.flagos, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)), std::nullopt, nullptr,
-        "torch_fl route");
+        op.operator_name(), keys.flagos, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)), std::nullopt,
+        nullptr, "torch_fl route");
     std::lock_guard<std::mutex> lock(registry.mutex);
     registry.handles[name].push_back(std::move(handle));
     added = true;
@@ -173,8 +175,7 @@ void DropRetired() {
 void BackendFallback(const OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const DispatchKey target = ActiveTarget().dense;
   const size_t count = op.schema().arguments().size();
-  if (!HasTargetRoute(op))
-    RaiseNoRoute(op, at::ArrayRef<c10::IValue>(stack->data() + (stack->size() - count), count));
+  if (!HasTargetRoute(op)) RaiseNoRoute(op, at::ArrayRef<c10::IValue>(stack->data() + (stack->size() - count), count));
   RouteOperator(op);
   RunRouted(*RecordOf(op), target, stack);
 }
@@ -186,7 +187,9 @@ void SparseFallback(const OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
 
 }  // namespace
 
-bool HasTargetRoute(const OperatorHandle& op) { return op.hasKernelForDispatchKey(ActiveTarget().dense) || RoutedAsWhole(op); }
+bool HasTargetRoute(const OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(ActiveTarget().dense) || RoutedAsWhole(op);
+}
 
 std::shared_ptr<OpRecord> RecordOf(const OperatorHandle& op) {
   Registry& registry = GetRegistry();
@@ -240,7 +243,8 @@ std::vector<std::string> RoutedOps() {
 
 void KeepOnCpu(const std::string& op, const std::vector<int64_t>& outputs) {
   const size_t colon = op.find("::");
-  TORCH_CHECK(colon != std::string::npos, "keep_on_cpu: '", op, "' is not an operator name; write it as namespace::name or namespace::name.overload");
+  TORCH_CHECK(colon != std::string::npos, "keep_on_cpu: '", op,
+              "' is not an operator name; write it as namespace::name or namespace::name.overload");
   const size_t dot = op.find('.', colon);
   const OperatorName name(op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1));
   auto handle = Dispatcher::singleton().findSchema(name);
@@ -248,7 +252,8 @@ void KeepOnCpu(const std::string& op, const std::vector<int64_t>& outputs) {
   const auto returns = static_cast<int64_t>(handle->schema().returns().size());
   uint64_t bits = 0;
   for (const int64_t output : outputs) {
-    TORCH_CHECK(output >= 0 && output < returns && output < 64, "keep_on_cpu: output ", output, " of '", op, "' is outside 0 .. ", returns - 1);
+    TORCH_CHECK(output >= 0 && output < returns && output < 64, "keep_on_cpu: output ", output, " of '", op,
+                "' is outside 0 .. ", returns - 1);
     bits |= uint64_t{1} << output;
   }
   RecordOf(*handle)->keep_on_cpu.store(bits, std::memory_order_relaxed);
@@ -256,10 +261,16 @@ void KeepOnCpu(const std::string& op, const std::vector<int64_t>& outputs) {
 
 void RegisterRoutes() {
   router::InitLogFlags();
+  // Read the switches now: a misspelt one must not wait for the first fallback to be noticed.
+  Translate([] {
+    router::GetFallbackPolicy();
+    router::GetForcedRoute();
+  });
   InstallTargetAllocator();
   RegisterOwnedOps();
   RegisterHotOps();
-  static torch::Library* fallback = new torch::Library(torch::Library::IMPL, "_", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static torch::Library* fallback =
+      new torch::Library(torch::Library::IMPL, "_", DispatchKey::PrivateUse1, __FILE__, __LINE__);
   fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&BackendFallback>());
   for (DispatchKey key : {DispatchKey::SparsePrivateUse1, DispatchKey::SparseCsrPrivateUse1}) {
     auto* sparse = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
@@ -271,7 +282,8 @@ void RegisterRoutes() {
 
   auto listener = std::make_unique<Listener>();
   Listener* watching = listener.get();
-  static auto* handle = new c10::RegistrationHandleRAII(Dispatcher::singleton().addRegistrationListener(std::move(listener)));
+  static auto* handle =
+      new c10::RegistrationHandleRAII(Dispatcher::singleton().addRegistrationListener(std::move(listener)));
   (void)handle;
   watching->armed = true;  // the dispatcher replays existing operators to a new listener; the scan below covers those
   RescanRoutes();

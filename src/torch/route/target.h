@@ -25,13 +25,14 @@ struct Target {
   }
   // Key set of the alias of a flagos tensor: no autograd; backend and autocast keys swapped.
   c10::DispatchKeySet ToTarget(c10::DispatchKeySet keys) const {
-    return (keys - kAutogradKeys - c10::DispatchKeySet(c10::DispatchKey::AutocastPrivateUse1)).remove_backend(kFlagosBit) |
-        c10::DispatchKeySet(autocast) | c10::DispatchKeySet(bit);
+    return (keys - kAutogradKeys - c10::DispatchKeySet(c10::DispatchKey::AutocastPrivateUse1))
+               .remove_backend(kFlagosBit) |
+           c10::DispatchKeySet(autocast) | c10::DispatchKeySet(bit);
   }
   // Key set of the flagos tensor made from a target tensor; autograd keys stay.
   c10::DispatchKeySet ToFlagos(c10::DispatchKeySet keys) const {
     return (keys - c10::DispatchKeySet(autocast)).remove_backend(bit) |
-        c10::DispatchKeySet(c10::DispatchKey::AutocastPrivateUse1) | c10::DispatchKeySet(kFlagosBit);
+           c10::DispatchKeySet(c10::DispatchKey::AutocastPrivateUse1) | c10::DispatchKeySet(kFlagosBit);
   }
 };
 

@@ -16,13 +16,16 @@ namespace {
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
-at::SparseTensorImpl* Coo(const at::Tensor& tensor) { return static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl()); }
+at::SparseTensorImpl* Coo(const at::Tensor& tensor) {
+  return static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
 at::SparseCsrTensorImpl* Compressed(const at::Tensor& tensor) {
   return static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
 bool IsCompressed(c10::Layout layout) {
-  return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr || layout == c10::kSparseBsc;
+  return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr ||
+         layout == c10::kSparseBsc;
 }
 
 // SparseTensorImpl's constructor makes empty members on the current device of its type.
@@ -35,7 +38,8 @@ class CurrentDevice {
   int previous_;
 };
 
-at::Tensor BuildCoo(DispatchKey key, const at::SparseTensorImpl* like, const at::Tensor& indices, const at::Tensor& values) {
+at::Tensor BuildCoo(DispatchKey key, const at::SparseTensorImpl* like, const at::Tensor& indices,
+                    const at::Tensor& values) {
   auto tensor = at::detail::make_tensor<at::SparseTensorImpl>(DispatchKeySet(key), like->dtype());
   Coo(tensor)->raw_resize_(like->sparse_dim(), like->dense_dim(), like->sizes());
   Coo(tensor)->set_indices_and_values_unsafe(indices, values);
@@ -62,8 +66,8 @@ at::Tensor MapSparseIn(Frame& frame, const at::Tensor& tensor, bool written) {
   TORCH_CHECK_NOT_IMPLEMENTED(IsCompressed(layout), "flagos: tensors of layout ", layout, " are not supported");
   const at::SparseCsrTensorImpl* impl = Compressed(tensor);
   return BuildCompressed(ActiveTarget().sparse_csr, ActiveTarget().DeviceFor(tensor.device().index()), impl, layout,
-                         frame.MapMemberIn(impl->compressed_indices(), written), frame.MapMemberIn(impl->plain_indices(), written),
-                         frame.MapMemberIn(impl->values(), written));
+                         frame.MapMemberIn(impl->compressed_indices(), written),
+                         frame.MapMemberIn(impl->plain_indices(), written), frame.MapMemberIn(impl->values(), written));
 }
 
 at::Tensor MapSparseOut(Frame& frame, at::Tensor result) {
@@ -73,7 +77,8 @@ at::Tensor MapSparseOut(Frame& frame, at::Tensor result) {
   const bool unique = result.use_count() == 1;
   if (layout == c10::kSparse) {
     const at::SparseTensorImpl* impl = Coo(result);
-    auto shape = at::detail::make_tensor<at::SparseTensorImpl>(DispatchKeySet(DispatchKey::SparsePrivateUse1), impl->dtype());
+    auto shape =
+        at::detail::make_tensor<at::SparseTensorImpl>(DispatchKeySet(DispatchKey::SparsePrivateUse1), impl->dtype());
     Coo(shape)->raw_resize_(impl->sparse_dim(), impl->dense_dim(), impl->sizes());
     const bool coalesced = impl->coalesced();
     at::Tensor indices = impl->indices(), values = impl->values();
@@ -107,7 +112,8 @@ void WriteBackSparse(Frame& frame, const at::Tensor& outer, const at::Tensor& al
     at::Tensor indices = frame.MapMemberOut(std::move(theirs->indices_));
     at::Tensor values = frame.MapMemberOut(std::move(theirs->values_));
     at::SparseTensorImpl* ours = Coo(outer);
-    if (ours->sparse_dim() != theirs->sparse_dim() || ours->dense_dim() != theirs->dense_dim() || ours->sizes() != theirs->sizes())
+    if (ours->sparse_dim() != theirs->sparse_dim() || ours->dense_dim() != theirs->dense_dim() ||
+        ours->sizes() != theirs->sizes())
       ours->raw_resize_(theirs->sparse_dim(), theirs->dense_dim(), theirs->sizes());
     ours->set_indices_and_values_unsafe(indices, values);
     ours->set_coalesced(theirs->coalesced());

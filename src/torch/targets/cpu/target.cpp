@@ -36,8 +36,9 @@ class RoutedCpuAllocator final : public c10::Allocator {
 }  // namespace
 
 const Target& ActiveTarget() {
-  static constexpr Target target{c10::DeviceType::CPU,          c10::BackendComponent::CPUBit,  c10::DispatchKey::CPU,
-                                 c10::DispatchKey::SparseCPU,   c10::DispatchKey::SparseCsrCPU, c10::DispatchKey::AutocastCPU};
+  static constexpr Target target{c10::DeviceType::CPU,           c10::BackendComponent::CPUBit,
+                                 c10::DispatchKey::CPU,          c10::DispatchKey::SparseCPU,
+                                 c10::DispatchKey::SparseCsrCPU, c10::DispatchKey::AutocastCPU};
   return target;
 }
 
