@@ -41,10 +41,33 @@ namespace {
 // aliases of all other operators do without, because it costs an allocation.
 constexpr const char* kAskRequiresGrad[] = {"aten::_sparse_mm_reduce_impl"};
 
+// Arguments that a kernel writes although the schema does not say so. An alias shares their bytes anyway; a staged copy must
+// know what to write back.
+struct SilentWrite {
+  const char* op;
+  const char* argument;
+};
+constexpr SilentWrite kSilentWrites[] = {
+    {"aten::native_batch_norm", "running_mean"},
+    {"aten::native_batch_norm", "running_var"},
+    {"aten::batch_norm_update_stats", "running_mean"},
+    {"aten::batch_norm_update_stats", "running_var"},
+    {"aten::batch_norm_gather_stats", "running_mean"},
+    {"aten::batch_norm_gather_stats", "running_var"},
+    {"aten::batch_norm_gather_stats_with_counts", "running_mean"},
+    {"aten::batch_norm_gather_stats_with_counts", "running_var"},
+};
+
+bool WritesSilently(const std::string& op, const std::string& argument) {
+  const std::string base = op.substr(0, op.find('.'));
+  return std::any_of(std::begin(kSilentWrites), std::end(kSilentWrites),
+                     [&](const SilentWrite& write) { return base == write.op && argument == write.argument; });
+}
+
 // Operators that make values out of nothing: the writing half of ones(), arange() and their like.
-constexpr const char* kFillers[] = {"aten::zero_",     "aten::fill_",     "aten::arange",   "aten::range", "aten::eye",
-                                    "aten::linspace",  "aten::logspace", "aten::randperm", "aten::tril_indices",
-                                    "aten::triu_indices"};
+constexpr const char* kFillers[] = {"aten::zero_",        "aten::fill_",       "aten::arange",   "aten::range",
+                                    "aten::eye",          "aten::linspace",    "aten::logspace", "aten::randperm",
+                                    "aten::tril_indices", "aten::triu_indices"};
 
 bool IsFiller(const std::string& name) {
   const std::string base = name.substr(0, name.find('.'));
@@ -60,8 +83,10 @@ OpRecord::OpRecord(const c10::OperatorHandle& op) : handle(op) {
   short_name = name.rfind("aten::", 0) == 0 ? name.c_str() + 6 : name.c_str();
   bool takes_tensor = false;
   for (const c10::Argument& argument : schema.arguments()) {
-    ArgRecord record{KindOf(*argument.type()), argument.alias_info() != nullptr && argument.alias_info()->isWrite(),
-                     AcceptsCpuTensor(name, argument.name())};
+    ArgRecord record{
+        KindOf(*argument.type()),
+        (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) || WritesSilently(name, argument.name()),
+        AcceptsCpuTensor(name, argument.name())};
     takes_tensor |= record.kind == ArgKind::kTensor || record.kind == ArgKind::kTensorList;
     has_generator |= record.kind == ArgKind::kGenerator;
     args.push_back(record);
