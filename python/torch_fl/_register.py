@@ -40,9 +40,10 @@ def register() -> None:
     torch.utils.rename_privateuse1_backend(NAME)
     _C._register()
 
-    from torch_fl import flagos
+    from torch_fl import _compat, flagos
 
     if not hasattr(torch, NAME):
         torch._register_device_module(NAME, flagos)
     if not hasattr(torch.Tensor, f"is_{NAME}"):
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _compat.apply_at_registration()

@@ -12,6 +12,9 @@ import torch
 import torch_fl
 from helpers import D, run_ok, run_python
 
+# Every test starts processes of its own, which import torch anew.
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "imports",

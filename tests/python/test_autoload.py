@@ -12,6 +12,9 @@ import torch
 from helpers import run_ok, run_python
 from torch_fl import _boot
 
+# Every test starts processes of its own, which import torch anew.
+pytestmark = pytest.mark.slow
+
 STATE = "print(hasattr(torch, 'flagos'), 'torch_fl' in sys.modules)\n"
 
 

@@ -34,6 +34,9 @@ from conformance.ops.pool import Pool  # noqa: E402
 from conformance.ops.result import AGREE, DIFFER, ERROR, SKIPPED, EntryResult, Totals  # noqa: E402
 from conformance.ops.run import State, apply_expectation  # noqa: E402
 
+# Every test starts processes of its own, which import torch anew.
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

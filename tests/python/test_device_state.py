@@ -12,6 +12,9 @@ from torch.utils.checkpoint import checkpoint
 import torch_fl  # noqa: F401 - registers the device
 from helpers import D
 
+# Every test starts processes of its own, which import torch anew.
+pytestmark = pytest.mark.slow
+
 f = torch.flagos
 
 

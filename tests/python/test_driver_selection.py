@@ -12,6 +12,9 @@ import pytest
 
 from helpers import REPOSITORY, run_ok, run_python
 
+# Every test starts processes of its own, which import torch anew.
+pytestmark = pytest.mark.slow
+
 # Prints the type and the first line of what the first use of the device raises.
 FIRST_USE = """
     import torch, torch_fl

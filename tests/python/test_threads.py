@@ -8,10 +8,14 @@ import queue
 import threading
 import time
 
+import pytest
 import torch
 from torch.nn import functional as F
 
 from helpers import D
+
+# Minutes of work on purpose.
+pytestmark = pytest.mark.slow
 
 THREADS = 4
 CALLS_PER_THREAD = 20_000

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaps of torch that only a patch can close: one function a gap, applied when first needed, listed here.
 
-A module of this package defines the patch and calls `record` when it applies it. Nothing needs one on torch 2.11 yet.
+A module of this package defines the patch and calls `record` when it applies it. Where torch offers a moment between
+`import torch_fl` and the first need (a first compile, a first import of a module), that moment applies the patch. Where
+the first need is itself the call of a function that `import torch` has loaded, nothing but registering flagos comes
+before it for certain; `apply_at_registration` is the complete list of those.
 """
 
 from __future__ import annotations
@@ -29,3 +32,10 @@ def record(patch: Patch) -> None:
 def patches() -> list[Patch]:
     """The patches in force in this process, in the order in which they were applied."""
     return list(_applied)
+
+
+def apply_at_registration() -> None:
+    """Applies the patches that no later moment can apply. May be called again; the second call does nothing."""
+    from torch_fl._compat import data_parallel
+
+    data_parallel.apply()
