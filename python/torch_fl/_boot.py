@@ -34,11 +34,16 @@ def light_import() -> bool:
         _importer = "user"
     elif getattr(torch_spec, "_initializing", False):
         _importer = "torch"
-    elif sys.argv and os.path.basename(sys.argv[0]) == "torch-fl":
+    elif sys.argv and os.path.basename(sys.argv[0]) == "torch-fl" and not _is_worker():
         _importer = "command"
     else:
         _importer = "user"
     return _importer != "user"
+
+
+def _is_worker() -> bool:
+    """Whether multiprocessing spawned this process: it carries its parent's sys.argv, but imports us for real."""
+    return "--multiprocessing-fork" in sys.orig_argv
 
 
 def activate() -> None:

@@ -212,3 +212,10 @@ def test_registered_ops() -> None:
     ops = torch_fl.get_registered_ops()
     assert ops == sorted(ops)
     assert {"aten::add.Tensor", "aten::mm", "aten::_foreach_add_.List", "aten::_softmax"} <= set(ops)
+
+
+def test_a_suite_runs_in_worker_processes() -> None:
+    """Spawned workers carry the tool's sys.argv; they must register flagos all the same."""
+    done = torch_fl_command("conformance", "foreach", "--ops", "_foreach_neg", "--dtypes", "f32")
+    assert done.returncode == 0, done.stderr
+    assert "1 agree, 0 differ, 0 error" in done.stdout
