@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.nn.parallel.comm` for flagos: what `torch.nn.DataParallel` moves tensors with.
 
-Four of its functions end in C++ that knows CUDA only. Each gets a front that takes the calls meant for flagos and hands
-every other one, arguments unchanged, to torch's function (its `__wrapped__`). A call is meant for the device kind that
-its devices or `out` tensors name, else for that of its input tensors, else, bare numbers beside CPU tensors, for the
-kind that torch itself takes such numbers for. `reduce_add` and `reduce_add_coalesced` are made of tensor operators and
-need nothing.
-
-The fronts are in place from registration on: `import torch` has loaded `comm` already, and its callers look the
-function up at the very call that needs it. They keep no state; any thread may call them.
+Four of its functions end in C++ that knows one kind of device only. Each gets a front that takes the calls meant for
+flagos and hands every other one, arguments unchanged, to torch's function (its `__wrapped__`). A call is meant for
+the device kind that its devices or `out` tensors name, else for that of its input tensors, else, bare numbers beside
+CPU tensors, for the kind that torch itself takes such numbers for. `reduce_add` and `reduce_add_coalesced` are made
+of tensor operators and need nothing. The fronts are in place from registration on: `import torch` has loaded `comm`
+already, and its callers look the function up at the very call that needs it. They keep no state; any thread may call
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from torch_fl import _compat
 from torch_fl.flagos._utils import DeviceLike
 
 _NAME = "flagos"
-_WHY = "its C++ part knows CUDA only"
+_WHY = "its C++ part knows one kind of device only"
 _CPU_INDEX = -1
 
 
