@@ -171,11 +171,12 @@ struct Kernel<Op, R(A...)> {
 
   static bool NeedsBoxedRoute() {
     return router::g_log_dispatch.load(std::memory_order_relaxed) || router::g_timing.load(std::memory_order_relaxed) ||
-           RoutesMayBeStale() || StagingMode() != Staging::kNever;
+           StagingMode() != Staging::kNever;
   }
 
   static R Run(A... args) {
     Call call{.cpu_scalars = record->cpu_scalars};
+    if (C10_UNLIKELY(RoutesMayBeStale())) RescanPending();
     if (C10_UNLIKELY(NeedsBoxedRoute())) return RunBoxed(std::forward<A>(args)...);
     std::tuple<Argument<A>...> mapped(Init<A>{std::forward<A>(args), call}...);
     if (C10_UNLIKELY(!call.plain || call.device < 0)) return RunBoxed(std::forward<A>(args)...);

@@ -64,14 +64,19 @@ bool WritesSilently(const std::string& op, const std::string& argument) {
                      [&](const SilentWrite& write) { return base == write.op && argument == write.argument; });
 }
 
-// Operators that make values out of nothing: the writing half of ones(), arange() and their like.
-constexpr const char* kFillers[] = {"aten::zero_",        "aten::fill_",       "aten::arange",   "aten::range",
-                                    "aten::eye",          "aten::linspace",    "aten::logspace", "aten::randperm",
-                                    "aten::tril_indices", "aten::triu_indices"};
+// Never a fallback: what makes values out of nothing (the writing half of ones(), arange() and their like), and copies, whose
+// purpose is to move bytes.
+constexpr const char* kNeverFallback[] = {"aten::zero_",        "aten::fill_",
+                                          "aten::arange",       "aten::range",
+                                          "aten::eye",          "aten::linspace",
+                                          "aten::logspace",     "aten::randperm",
+                                          "aten::tril_indices", "aten::triu_indices",
+                                          "aten::copy_",        "aten::_foreach_copy_",
+                                          "aten::_copy_from",   "aten::_local_scalar_dense"};
 
-bool IsFiller(const std::string& name) {
+bool IsNeverFallback(const std::string& name) {
   const std::string base = name.substr(0, name.find('.'));
-  return std::find(std::begin(kFillers), std::end(kFillers), base) != std::end(kFillers);
+  return std::find(std::begin(kNeverFallback), std::end(kNeverFallback), base) != std::end(kNeverFallback);
 }
 
 }  // namespace
@@ -101,7 +106,7 @@ OpRecord::OpRecord(const c10::OperatorHandle& op) : handle(op) {
   draws_silently = random && !has_generator;
   // Factories, views and random operators never reach the copying fallback: the first two own no data to copy, the last would
   // draw from the wrong generator.
-  stageable = takes_tensor && !random && !ReturnsView(schema) && !IsFiller(name);
+  stageable = takes_tensor && !random && !ReturnsView(schema) && !IsNeverFallback(name);
   alias_counter = router::GetCounter(name, "alias");
   cpu_counter = router::GetCounter(name, "cpu");
 }

@@ -54,7 +54,7 @@ struct Registry {
   std::vector<OperatorName> pending;  // seen by the listener, no target kernel yet
   std::vector<c10::RegistrationHandleRAII> retired;  // kernels of operators that were deregistered
   std::vector<std::shared_ptr<OpRecord>> graveyard;  // a call may still be running on them
-  uint64_t calls_since_event = 0;
+  std::atomic<uint64_t> calls_since_event{0};
 };
 
 // Never destroyed: handles would deregister kernels while other libraries still run.
@@ -138,7 +138,7 @@ class Listener final : public c10::OpRegistrationListener {
     Registry& registry = GetRegistry();
     std::lock_guard<std::mutex> lock(registry.mutex);
     registry.pending.push_back(op.operator_name());
-    registry.calls_since_event = 0;
+    registry.calls_since_event.store(0, std::memory_order_relaxed);
     g_routes_may_be_stale.store(true, std::memory_order_relaxed);
   }
   void onOperatorDeregistered(const OperatorHandle& op) override {
@@ -156,7 +156,7 @@ class Listener final : public c10::OpRegistrationListener {
       for (auto& handle : handles->second) registry.retired.push_back(std::move(handle));
       registry.handles.erase(handles);
     }
-    registry.calls_since_event = 0;
+    registry.calls_since_event.store(0, std::memory_order_relaxed);
     g_routes_may_be_stale.store(true, std::memory_order_relaxed);
   }
   bool armed = false;
@@ -207,14 +207,13 @@ int RescanRoutes() {
 
 void RescanPending() {
   Registry& registry = GetRegistry();
+  // A kernel usually follows its schema at once. Look often at first, then at powers of two, then no more: operators that never
+  // get a target kernel must not cost anything for ever.
+  const uint64_t n = registry.calls_since_event.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (n > 64 && (n & (n - 1)) != 0) return;
   std::vector<OperatorName> waiting;
   {
-    std::unique_lock<std::mutex> lock(registry.mutex, std::try_to_lock);
-    if (!lock.owns_lock()) return;
-    // A kernel usually follows its schema at once. Look often at first, then at powers of two, then no more: operators that
-    // never get a target kernel must not cost anything for ever.
-    const uint64_t n = ++registry.calls_since_event;
-    if (n > 64 && (n & (n - 1)) != 0) return;
+    std::lock_guard<std::mutex> lock(registry.mutex);
     if (n > (1U << 20)) registry.pending.clear();
     waiting.swap(registry.pending);
     if (waiting.empty() && registry.retired.empty()) g_routes_may_be_stale.store(false, std::memory_order_relaxed);

@@ -14,6 +14,10 @@ constexpr c10::BackendComponent kFlagosBit = c10::BackendComponent::PrivateUse1B
 // Autograd functionality, absent from an alias: an aliased call runs below autograd.
 constexpr c10::DispatchKeySet kAutogradKeys = c10::autograd_dispatch_keyset_with_ADInplaceOrView;
 
+// Keys that an alias drops: autograd, and Python dispatch, which belongs to the caller's object.
+constexpr c10::DispatchKeySet kDroppedKeys =
+    kAutogradKeys | c10::python_ks | c10::DispatchKeySet(c10::DispatchKey::AutocastPrivateUse1);
+
 struct Target {
   c10::DeviceType type;
   c10::BackendComponent bit;
@@ -25,9 +29,7 @@ struct Target {
   }
   // Key set of the alias of a flagos tensor: no autograd; backend and autocast keys swapped.
   c10::DispatchKeySet ToTarget(c10::DispatchKeySet keys) const {
-    return (keys - kAutogradKeys - c10::DispatchKeySet(c10::DispatchKey::AutocastPrivateUse1))
-               .remove_backend(kFlagosBit) |
-           c10::DispatchKeySet(autocast) | c10::DispatchKeySet(bit);
+    return (keys - kDroppedKeys).remove_backend(kFlagosBit) | c10::DispatchKeySet(autocast) | c10::DispatchKeySet(bit);
   }
   // Key set of the flagos tensor made from a target tensor; autograd keys stay.
   c10::DispatchKeySet ToFlagos(c10::DispatchKeySet keys) const {
