@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from helpers import D, like_cpu, same
+from helpers import D, like_cpu, run_ok, same
 
 
 def test_B1_an_operator_of_the_user_for_this_device_only() -> None:
@@ -119,3 +119,15 @@ def test_B9_module_to_keeps_parameter_identity() -> None:
     assert p.grad is not None and p.grad.device.type == D
     model.to("cpu")
     assert model.weight is p and p.device.type == "cpu" and p.grad.device.type == "cpu"
+
+
+def test_B_a_program_may_end_right_after_backward() -> None:
+    """On torch 2.15 the autograd thread asked for the GIL of an ending interpreter (pytorch issue 190489)."""
+    code = """
+        import sys, torch, torch_fl
+        sys.setswitchinterval(5)  # the main thread gives up the GIL only where it means to, so the race is nearly sure
+        x = torch.ones(3, device="flagos", requires_grad=True)
+        x.sum().backward()
+        """
+    for _ in range(2):
+        run_ok(code)

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +50,20 @@ def test_D4_unary_results_of_integers_are_floating() -> None:
     same(torch.atan2(c.to(D), c.to(D)), torch.atan2(c, c))
 
 
+def same_dtype(f: Callable[..., torch.Tensor], a: torch.Tensor, b: Any, *others: Any) -> None:
+    """f(a, b) on the device, also with each of `others` for b, has the dtype that the CPU gives it, or its error."""
+    try:
+        expected = f(a, b).dtype
+    except NotImplementedError as error:  # torch 2.14 and later: bfloat16 with 1j is bcomplex32, which has no kernels
+        assert "BComplex32" in str(error)
+        for other in others:
+            with pytest.raises(NotImplementedError, match=re.escape(str(error))):
+                f(a.to(D), other)
+        return
+    for other in others:
+        assert f(a.to(D), other).dtype == expected, (a.dtype, other, f)
+
+
 def test_D4_the_promotion_table() -> None:
     numbers = (True, 2, 2.5, 1j)
     for dtype in DTYPES[:6] + DTYPES[9:]:
@@ -55,13 +72,12 @@ def test_D4_the_promotion_table() -> None:
             for f in (torch.add, torch.mul, torch.eq):
                 if f is torch.add and dtype == torch.bool and number is True:
                     continue
-                assert f(c.to(D), number).dtype == f(c, number).dtype, (dtype, number, f)
+                same_dtype(f, c, number, number)
     for a, b in itertools.product(DTYPES[:6] + DTYPES[9:], repeat=2):
         c, e = torch.ones(2, dtype=a), torch.ones(2, dtype=b)
-        assert (c.to(D) * e.to(D)).dtype == (c * e).dtype, (a, b)
+        same_dtype(torch.mul, c, e, e.to(D))
         # 0-dim tensors rank below others of their category, on the device and on the CPU.
-        assert (c.to(D) * e[0].to(D)).dtype == (c * e[0]).dtype, (a, b)
-        assert (c.to(D) * e[0]).dtype == (c * e[0]).dtype, (a, b)
+        same_dtype(torch.mul, c, e[0], e[0].to(D), e[0])
         assert torch.result_type(c.to(D), e[0].to(D)) == torch.result_type(c, e[0])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import torch_fl
-from helpers import D, run_ok
+from helpers import D, run_ok, torch_version
 
 
 def test_F1_dropout_obeys_manual_seed() -> None:
@@ -85,7 +85,15 @@ def test_F6_fork_rng_restores() -> None:
 @pytest.mark.parametrize(
     "backend",
     [
-        "eager",
+        pytest.param(
+            "eager",
+            marks=pytest.mark.xfail(
+                torch_version() >= (2, 15),
+                strict=True,
+                reason="torch 2.15 itself: the backend 'eager' recomputes a checkpointed region without restoring the "
+                "state of the generator, on the CPU just the same.",
+            ),
+        ),
         pytest.param(
             "aot_eager",
             marks=pytest.mark.xfail(

@@ -21,6 +21,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 KEPT_VARIABLES = ("FLAGOS_DRIVER_PATH",)
 
 
+def torch_version() -> tuple[int, int]:
+    """Major and minor number of the installed torch, for what only some versions do."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
 def run_python(code: str, timeout: float = 120.0, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs ``code`` in a fresh interpreter whose only FLAGOS_* variables are ``variables``; never raises on failure."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FLAGOS_") or k in KEPT_VARIABLES}
