@@ -172,3 +172,12 @@ def test_no_device() -> None:
     lines = out.splitlines()
     assert lines[:2] == ["False 0 False flagos:0", "0 [] 0 False"]
     assert lines[2:] == ["reason"] * 12
+
+
+def test_the_build_left_its_torch_version_beside_the_libraries() -> None:
+    """U7: without this record another minor version of torch would be loaded against, and crash."""
+    from torch_fl import _C, _boot
+
+    records = [folder / "torch_version.txt" for folder in _boot._library_folders()]
+    written = [record.read_text(encoding="utf-8").strip() for record in records if record.is_file()]
+    assert written == [_C._torch_version_built()]
