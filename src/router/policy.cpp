@@ -2,9 +2,8 @@
 #include "router/policy.h"
 
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
+#include "base/options.h"
 #include "base/status.h"
 
 namespace torch_fl::router {
@@ -13,10 +12,7 @@ namespace {
 std::atomic<int> g_fallback{-1};  // -1: environment not read yet
 std::atomic<int> g_forced{-1};
 
-std::string Environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
+std::string Environment(const char* name) { return EnvString(name).value_or(""); }
 
 bool IsOn(const std::string& value) { return value == "1" || value == "true" || value == "on" || value == "yes"; }
 

@@ -97,7 +97,6 @@ c10::Device Frame::MapIn(c10::Device device) {
 }
 
 void Frame::SettleDevice() {
-  settled_ = true;
   if (C10_UNLIKELY(offender_.defined()) && device_ >= 0)
     RaiseMixedDevices(op_.name, ArgumentName(op_, offender_position_), offender_, flagos_device(), op_.cpu_scalars);
   if (device_arg_ >= 0) {

@@ -90,7 +90,6 @@ class Frame {
 
   OpRecord& op_;
   const bool staging_;
-  bool settled_ = false;
   bool wrote_back_ = false;
   c10::DeviceIndex device_ = -1;  // of the first flagos tensor
   c10::DeviceIndex device_arg_ = -1;  // of `device=`; -2: `flagos` without an index

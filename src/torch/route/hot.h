@@ -162,11 +162,10 @@ struct Kernel<Op, R(A...)> {
   static inline OpRecord* record = nullptr;
   static inline c10::BoxedKernel* boxed = nullptr;
 
-  static void Bind(const c10::OperatorHandle& op, std::shared_ptr<OpRecord> shared) {
+  static void Bind(std::shared_ptr<OpRecord> shared) {
     record = shared.get();
     boxed = new c10::BoxedKernel(
         c10::BoxedKernel::makeFromFunctor(std::make_unique<RoutedKernel>(std::move(shared), ActiveTarget().dense)));
-    (void)op;
   }
 
   static bool NeedsBoxedRoute() {
@@ -238,7 +237,7 @@ template <class Op>
 std::optional<c10::RegistrationHandleRAII> Register() {
   auto op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
   if (!op || !HasTargetRoute(*op) || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return {};
-  Kernel<Op>::Bind(*op, RecordOf(*op));
+  Kernel<Op>::Bind(RecordOf(*op));
   return c10::Dispatcher::singleton().registerImpl(
       op->operator_name(), c10::DispatchKey::PrivateUse1,
       c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(Kernel<Op>::Run)),
