@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -11,10 +12,14 @@
 namespace flagos_host {
 namespace {
 
-// Address space beyond the memory itself, so that fragmentation does not end an allocation that fits by its size.
+// Address space beyond the memory itself: fragmentation must not end an allocation that fits by its size, and reservations
+// take none of the memory. All devices together stay within a share of a process's 47 bits.
 size_t ArenaSize(uint64_t memory) {
   constexpr size_t kAlignment = size_t{1} << 30;
-  return (static_cast<size_t>(memory) * 2 + kAlignment) / kAlignment * kAlignment;
+  constexpr uint64_t kAllDevices = uint64_t{1} << 42;
+  const auto share = kAllDevices / static_cast<uint64_t>(TheState().config.devices);
+  const uint64_t wanted = std::max(memory * 2, std::min(memory * 16, share));
+  return (static_cast<size_t>(wanted) + kAlignment) / kAlignment * kAlignment;
 }
 
 flagos_status_t MapFailed(int device, const char* what) {

@@ -12,31 +12,56 @@ struct Side {
   bool pageable = false;  // host memory that its owner may move or free while a copy is queued
 };
 
-// Fills *out, or records the failure and says false. FLAGOS_HOST accepts the host view of device memory too, as any host
-// memory. With `protect` off a device address is its own host view, so it cannot be refused there.
-bool Resolve(const char* function, const void* pointer, int device, size_t size, Side* out) {
-  if (device != FLAGOS_HOST) {
-    if (CheckDevice(function, device) != FLAGOS_OK) return false;
-    out->address = HostAddress(device, pointer, size);
-    if (out->address != 0) return true;
-    Fail(FLAGOS_INVALID_VALUE, function, device, "%zu bytes at %p are not inside one block of device %d", size, pointer,
-         device);
-    return false;
-  }
+bool Refuse(const char* function, int device, const char* what, const void* pointer, size_t size) {
+  Fail(FLAGOS_INVALID_VALUE, function, device, "%zu bytes at %p %s", size, pointer, what);
+  return false;
+}
+
+bool ResolveDevice(const char* function, const void* pointer, int device, size_t size, Side* out) {
+  out->address = HostAddress(device, pointer, size);
+  if (out->address != 0) return true;
+  Fail(FLAGOS_INVALID_VALUE, function, device, "%zu bytes at %p are not inside one block of device %d", size, pointer,
+       device);
+  return false;
+}
+
+// The host view of device memory is accepted as any host memory. With `protect` off a device address is its own host view,
+// so it cannot be refused there.
+bool ResolveHost(const char* function, const void* pointer, size_t size, Side* out) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
   if (pointer == nullptr) {
     Fail(FLAGOS_INVALID_VALUE, function, -1, "the host pointer is NULL");
     return false;
   }
+  if (size - 1 > UINTPTR_MAX - address) return Refuse(function, -1, "run past the address space", pointer, size);
   if (TheState().config.protect) {
-    if (const int owner = OwnerOf(pointer); owner >= 0) {
+    for (const uintptr_t end : {address, address + size - 1}) {
+      const int owner = OwnerOf(reinterpret_cast<const void*>(end));
+      if (owner < 0) continue;
       Fail(FLAGOS_INVALID_VALUE, function, owner, "%p is passed as host memory but belongs to device %d", pointer,
            owner);
       return false;
     }
   }
-  out->address = reinterpret_cast<uintptr_t>(pointer);
-  out->pageable = !IsPinned(pointer, size);
+  if (const int device = ViewOf(address); device >= 0) {
+    const Arena& arena = DeviceOf(device).arena;
+    if (HostAddress(device, reinterpret_cast<const void*>(address - arena.host + arena.device), size) == 0) {
+      return Refuse(function, device, "are in the host view but not inside one block of the device", pointer, size);
+    }
+  }
+  const HostKind kind = KindOf(pointer, size);
+  if (kind == HostKind::kPastPinned) {
+    return Refuse(function, -1, "run past the end of their page-locked block", pointer, size);
+  }
+  out->address = address;
+  out->pageable = kind == HostKind::kPageable;
   return true;
+}
+
+// Fills *out, or records the failure and says false.
+bool Resolve(const char* function, const void* pointer, int device, size_t size, Side* out) {
+  return device == FLAGOS_HOST ? ResolveHost(function, pointer, size, out)
+                               : ResolveDevice(function, pointer, device, size, out);
 }
 
 flagos_status_t WrongStream(const char* function, int stream_device) {
@@ -56,6 +81,10 @@ flagos_status_t Copy(void* dst, int32_t dst_device, const void* src, int32_t src
     if (dst_device == FLAGOS_HOST && src_device == FLAGOS_HOST) {
       return Fail(FLAGOS_INVALID_VALUE, "copy", -1, "neither side is a device");
     }
+    for (const int32_t side : {dst_device, src_device}) {
+      if (side == FLAGOS_HOST) continue;
+      if (const flagos_status_t status = CheckDevice("copy", side); status != FLAGOS_OK) return status;
+    }
     const auto stream = stream_handle != nullptr ? FindStream(stream_handle) : nullptr;
     if (stream == nullptr && stream_handle != nullptr) return BadStream("copy");
     if (stream != nullptr && stream->device != dst_device && stream->device != src_device) {
@@ -73,6 +102,9 @@ flagos_status_t Copy(void* dst, int32_t dst_device, const void* src, int32_t src
                   size);
     }
     if (stream == nullptr) {
+      if (OnWorker()) return RefuseOnWorker("copy");
+      if (dst_device != FLAGOS_HOST) WaitForStreams(dst_device);
+      if (src_device != FLAGOS_HOST && src_device != dst_device) WaitForStreams(src_device);
       Move(to.address, from.address, size);
     } else if (from.pageable) {
       // The caller may reuse the source as soon as this returns.
@@ -80,12 +112,10 @@ flagos_status_t Copy(void* dst, int32_t dst_device, const void* src, int32_t src
       std::memcpy(staging.get(), reinterpret_cast<const void*>(from.address), size);
       stream->Submit([staging, to, size] { Move(to.address, reinterpret_cast<uintptr_t>(staging.get()), size); });
     } else {
-      stream->Submit([to, from, size] { Move(to.address, from.address, size); });
+      if (to.pageable && OnWorker()) return RefuseOnWorker("copy");
+      const uint64_t number = stream->Submit([to, from, size] { Move(to.address, from.address, size); });
       // Nobody promises that pageable memory outlives the call: like CUDA, return with the bytes in place.
-      if (to.pageable) {
-        if (OnWorker()) return RefuseOnWorker("copy");
-        stream->Wait();
-      }
+      if (to.pageable) stream->WaitFor(number);
     }
     return FLAGOS_OK;
   });
@@ -103,6 +133,8 @@ flagos_status_t Fill(void* dst, int32_t device, uint8_t value, size_t size, flag
     if (!Resolve("fill", dst, device, size, &to)) return flagos_sdk::LastError()->status;
     const auto run = [to, value, size] { std::memset(reinterpret_cast<void*>(to.address), value, size); };
     if (stream == nullptr) {
+      if (OnWorker()) return RefuseOnWorker("fill");
+      WaitForStreams(device);
       run();
     } else {
       stream->Submit(run);

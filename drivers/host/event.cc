@@ -4,48 +4,12 @@
 namespace flagos_host {
 namespace {
 
-HandleTable<Event, flagos_event_t>& Handles() {
-  static auto* const table = new HandleTable<Event, flagos_event_t>;
+HandleTable<Event, flagos_event_t, 8>& Handles() {
+  static auto* const table = new HandleTable<Event, flagos_event_t, 8>;
   return *table;
 }
 
 }  // namespace
-
-uint64_t Event::Record() {
-  const std::lock_guard lock(mutex_);
-  return ++recorded_;
-}
-
-void Event::Complete(uint64_t generation) {
-  const std::lock_guard lock(mutex_);
-  if (generation <= completed_) return;
-  completed_ = generation;
-  when_ = Clock::now();
-  done_.notify_all();
-}
-
-uint64_t Event::Recorded() const {
-  const std::lock_guard lock(mutex_);
-  return recorded_;
-}
-
-bool Event::Done() const {
-  const std::lock_guard lock(mutex_);
-  return completed_ == recorded_;
-}
-
-void Event::Wait(uint64_t generation) const {
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return completed_ >= generation; });
-}
-
-flagos_status_t Event::When(Clock::time_point* out) const {
-  const std::lock_guard lock(mutex_);
-  if (recorded_ == 0) return FLAGOS_INVALID_HANDLE;
-  if (completed_ != recorded_) return FLAGOS_NOT_READY;
-  *out = when_;
-  return FLAGOS_OK;
-}
 
 std::shared_ptr<Event> FindEvent(flagos_event_t handle) { return Handles().Find(handle); }
 
@@ -82,12 +46,18 @@ flagos_status_t EventRecord(flagos_event_t handle, flagos_stream_t stream_handle
       return Fail(FLAGOS_INVALID_HANDLE, "event_record", event->device,
                   "an event of device %d cannot be recorded on a stream of device %d", event->device, stream->device);
     }
-    const uint64_t generation = event->Record();
-    if (stream == nullptr || stream->Idle()) {
-      event->Complete(generation);
+    auto point = std::make_shared<Point>();
+    if (stream == nullptr) {
+      if (OnWorker()) return RefuseOnWorker("event_record");
+      WaitForStreams(event->device);
+      point->when = Clock::now();
+    } else if (stream->Idle()) {
+      point->when = Clock::now();
     } else {
-      stream->Submit([event, generation] { event->Complete(generation); });
+      point->number = stream->Submit([point] { point->when = Clock::now(); });
+      point->stream = stream;
     }
+    event->Record(std::move(point));
     return FLAGOS_OK;
   });
 }
@@ -96,7 +66,10 @@ flagos_status_t EventQuery(flagos_event_t handle) {
   return Guarded("event_query", [&] {
     const auto event = FindEvent(handle);
     if (event == nullptr) return BadEvent("event_query");
-    return event->Done() ? FLAGOS_OK : FLAGOS_NOT_READY;
+    const auto point = event->Last();
+    if (point == nullptr || point->Done()) return FLAGOS_OK;
+    point->stream->Release(point->number);  // whoever asks again gets an end
+    return FLAGOS_NOT_READY;
   });
 }
 
@@ -105,7 +78,8 @@ flagos_status_t EventSync(flagos_event_t handle) {
     const auto event = FindEvent(handle);
     if (event == nullptr) return BadEvent("event_sync");
     if (OnWorker()) return RefuseOnWorker("event_sync");
-    event->Wait(event->Recorded());
+    const auto point = event->Last();
+    if (point != nullptr && point->stream != nullptr) point->stream->WaitFor(point->number);
     return FLAGOS_OK;
   });
 }
@@ -115,21 +89,26 @@ flagos_status_t EventElapsed(flagos_event_t start_handle, flagos_event_t end_han
     const auto start = FindEvent(start_handle);
     const auto end = FindEvent(end_handle);
     if (start == nullptr || end == nullptr) return BadEvent("event_elapsed");
-    Event::Clock::time_point from;
-    Event::Clock::time_point to;
-    flagos_status_t pending = FLAGOS_OK;
-    for (const auto& [event, out] : {std::pair{start.get(), &from}, std::pair{end.get(), &to}}) {
+    if (start->device != end->device) {
+      return Fail(FLAGOS_INVALID_HANDLE, "event_elapsed", end->device, "the events belong to devices %d and %d",
+                  start->device, end->device);
+    }
+    const auto from = start->Last();
+    const auto to = end->Last();
+    bool pending = false;
+    for (const auto& [event, point] : {std::pair{start.get(), from.get()}, std::pair{end.get(), to.get()}}) {
       if ((event->flags & FLAGOS_EVENT_TIMING) == 0) {
         return Fail(FLAGOS_INVALID_HANDLE, "event_elapsed", event->device, "an event was made without timing");
       }
-      const flagos_status_t status = event->When(out);
-      if (status == FLAGOS_INVALID_HANDLE) {
-        return Fail(status, "event_elapsed", event->device, "an event was never recorded");
+      if (point == nullptr) {
+        return Fail(FLAGOS_INVALID_HANDLE, "event_elapsed", event->device, "an event was never recorded");
       }
-      if (status != FLAGOS_OK) pending = status;
+      if (point->Done()) continue;
+      point->stream->Release(point->number);
+      pending = true;
     }
-    if (pending != FLAGOS_OK) return pending;
-    *out_ms = std::chrono::duration<float, std::milli>(to - from).count();
+    if (pending) return FLAGOS_NOT_READY;
+    *out_ms = std::chrono::duration<float, std::milli>(to->when - from->when).count();
     return FLAGOS_OK;
   });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated accelerator: what its files share.
 //
-// Lock order: Device::mutex, then a stream's, then an event's. No lock is held while a host function runs.
+// Lock order: the list of live streams, Device::mutex, a stream's, an event's. No lock is held while a host function runs.
 #pragma once
 
 #include <array>
@@ -29,6 +29,7 @@ struct Config {
   bool protect = false;
   bool poison = false;
   bool misalign = false;
+  bool lazy = false;  // queue mode
 };
 
 struct Range {
@@ -58,13 +59,21 @@ struct Block {
   size_t size = 0;  // asked for
 };
 
+// Address space of memory_reserve. A mapping is as large as the memory_map call that made it.
+struct Reservation {
+  size_t size = 0;
+  std::map<uintptr_t, size_t> mappings;
+};
+
 struct Device {
+  std::atomic<uint64_t> pending{0};  // tasks on its streams that have not finished
   std::mutex mutex;  // guards all below; the arena is constant once `mapped` is true
   std::atomic<bool> mapped{false};
   Arena arena;
-  uint64_t used = 0;                       // bytes of whole pages
+  uint64_t used = 0;  // bytes of whole pages, in blocks and mappings
   std::map<uintptr_t, size_t> free_spans;  // by address, never adjacent
-  std::map<uintptr_t, Block> blocks;       // by the address handed out
+  std::map<uintptr_t, Block> blocks;  // by the address handed out
+  std::map<uintptr_t, Reservation> reservations;  // by address
 };
 
 struct State {
@@ -72,7 +81,7 @@ struct State {
   std::array<Device, kMaxDevices> devices;
   std::atomic<uint64_t> peers_enabled[kMaxDevices];
   std::mutex pinned_mutex;
-  std::map<uintptr_t, size_t> pinned;      // host_alloc
+  std::map<uintptr_t, size_t> pinned;  // host_alloc
   std::map<uintptr_t, size_t> registered;  // host_register
 };
 
@@ -100,12 +109,28 @@ flagos_status_t Guarded(const char* function, Body&& body) {
 }
 
 // ---- Memory
-// Host address of `size` bytes at the device address, or 0 when no single block of the device holds them.
+inline Device& DeviceOf(int device) { return TheState().devices[static_cast<size_t>(device)]; }
+
+// Up to OutOfMemory, with the device's mutex held.
+flagos_status_t EnsureArena(int device);
+// First fit; 0 when no span is long enough.
+uintptr_t TakeSpan(Device& state, size_t size, size_t alignment);
+void ReturnSpan(Device& state, uintptr_t begin, size_t size);
+// What fresh and freed memory looks like. `begin` is a device address; without `poison` fresh memory is zero.
+void MakeFresh(Device& state, uintptr_t begin, size_t size);
+void MakeFreed(Device& state, uintptr_t begin, size_t size);
+flagos_status_t OutOfMemory(const char* function, int device, size_t size);
+
+// Host address of `size` bytes at the device address, or 0 when they are not inside one block or one run of mappings.
 uintptr_t HostAddress(int device, const void* pointer, size_t size);
 // The device whose addresses include this one, or -1.
 int OwnerOf(const void* pointer);
-bool IsPinned(const void* pointer, size_t size);
-// Waits for everything queued on every stream.
+// The device whose host view includes this address, or -1.
+int ViewOf(uintptr_t address);
+enum class HostKind { kPageable, kPinned, kPastPinned };  // the last: begins in a host_alloc block and ends beyond it
+HostKind KindOf(const void* pointer, size_t size);
+// Waits for everything queued on the device's streams, or on all.
+void WaitForStreams(int device);
 void WaitForAllStreams();
 // True on a worker of this driver: there nothing that waits may be called.
 bool OnWorker();
@@ -128,6 +153,11 @@ flagos_status_t MemoryAlloc(int32_t device, size_t size, void** out_pointer);
 flagos_status_t MemoryFree(int32_t device, void* pointer);
 size_t MemoryAlignment();
 flagos_status_t HostViewOffset(int32_t device, ptrdiff_t* out_offset);
+flagos_status_t MemoryGranularity(int32_t device, size_t* out_bytes);
+flagos_status_t MemoryReserve(int32_t device, size_t size, void** out_pointer);
+flagos_status_t MemoryRelease(int32_t device, void* pointer, size_t size);
+flagos_status_t MemoryMap(int32_t device, void* pointer, size_t size);
+flagos_status_t MemoryUnmap(int32_t device, void* pointer, size_t size);
 flagos_status_t HostAlloc(size_t size, void** out_pointer);
 flagos_status_t HostFree(void* pointer);
 flagos_status_t HostRegister(void* pointer, size_t size);
@@ -137,11 +167,14 @@ flagos_status_t AccessFaultTake(flagos_access_fault_t* out_fault);
 flagos_status_t Copy(void* dst, int32_t dst_device, const void* src, int32_t src_device, size_t size,
                      flagos_stream_t stream);
 flagos_status_t Fill(void* dst, int32_t device, uint8_t value, size_t size, flagos_stream_t stream);
+flagos_status_t StreamPriorityRange(int32_t device, int32_t* out_least, int32_t* out_greatest);
 flagos_status_t StreamCreate(int32_t device, uint32_t flags, int32_t priority, flagos_stream_t* out_stream);
 flagos_status_t StreamDestroy(flagos_stream_t stream);
 flagos_status_t StreamQuery(flagos_stream_t stream);
 flagos_status_t StreamSync(flagos_stream_t stream);
 flagos_status_t StreamWait(flagos_stream_t stream, flagos_event_t event);
+void* StreamNative(flagos_stream_t stream);
+flagos_status_t StreamWrap(int32_t device, void* native, flagos_stream_t* out_stream);
 flagos_status_t StreamHostFunc(flagos_stream_t stream, flagos_host_func_t func, void* user_data);
 flagos_status_t EventCreate(int32_t device, uint32_t flags, flagos_event_t* out_event);
 flagos_status_t EventDestroy(flagos_event_t event);
@@ -149,6 +182,8 @@ flagos_status_t EventRecord(flagos_event_t event, flagos_stream_t stream);
 flagos_status_t EventQuery(flagos_event_t event);
 flagos_status_t EventSync(flagos_event_t event);
 flagos_status_t EventElapsed(flagos_event_t start, flagos_event_t end, float* out_ms);
+flagos_status_t KernelBegin(flagos_stream_t stream);
+flagos_status_t KernelEnd(flagos_stream_t stream, const flagos_kernel_t* kernel);
 flagos_status_t PeerCanAccess(int32_t device, int32_t peer, int32_t* out_can);
 flagos_status_t PeerEnable(int32_t device, int32_t peer);
 

@@ -16,9 +16,19 @@ constexpr size_t kMisalignSlack = 64;
 
 const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
-Device& DeviceOf(int device) { return TheState().devices[static_cast<size_t>(device)]; }
+// 16, 32 or 48 beyond a multiple of 64, the same sequence in every run.
+size_t NextMisalignment() {
+  static std::atomic<uint32_t> turn{0};
+  const uint32_t mixed = (turn.fetch_add(1, std::memory_order_relaxed) + 1) * 2654435761u;
+  return size_t{16} * (1 + (mixed >> 16) % 3);
+}
 
-// With the device's mutex held.
+void* HostView(const Device& state, uintptr_t address) {
+  return reinterpret_cast<void*>(address - state.arena.device + state.arena.host);
+}
+
+}  // namespace
+
 flagos_status_t EnsureArena(int device) {
   Device& state = DeviceOf(device);
   if (state.mapped.load(std::memory_order_relaxed)) return FLAGOS_OK;
@@ -33,13 +43,14 @@ flagos_status_t EnsureArena(int device) {
   return FLAGOS_OK;
 }
 
-// First fit; 0 when no span is long enough.
-uintptr_t TakeSpan(Device& state, size_t size) {
+uintptr_t TakeSpan(Device& state, size_t size, size_t alignment) {
   for (auto it = state.free_spans.begin(); it != state.free_spans.end(); ++it) {
-    if (it->second < size) continue;
-    const auto [begin, length] = *it;
+    const auto [span, length] = *it;
+    const uintptr_t begin = (span + alignment - 1) / alignment * alignment;
+    if (begin - span > length || size > length - (begin - span)) continue;
     state.free_spans.erase(it);
-    if (length > size) state.free_spans.emplace(begin + size, length - size);
+    if (begin > span) state.free_spans.emplace(span, begin - span);
+    if (span + length > begin + size) state.free_spans.emplace(begin + size, span + length - begin - size);
     return begin;
   }
   return 0;
@@ -61,14 +72,70 @@ void ReturnSpan(Device& state, uintptr_t begin, size_t size) {
   state.free_spans.emplace(begin, size);
 }
 
-// 16, 32 or 48 beyond a multiple of 64, the same sequence in every run.
-size_t NextMisalignment() {
-  static std::atomic<uint32_t> turn{0};
-  const uint32_t mixed = (turn.fetch_add(1, std::memory_order_relaxed) + 1) * 2654435761u;
-  return size_t{16} * (1 + (mixed >> 16) % 3);
+namespace {
+
+Range BlockAt(const Device& state, uintptr_t address) {
+  auto next = state.blocks.upper_bound(address);
+  if (next == state.blocks.begin()) return {};
+  const Range range{std::prev(next)->first, std::prev(next)->second.size};
+  return range.Holds(address, 1) ? range : Range{};
+}
+
+// The mappings of the reservation that holds the address, and the one at the address; false when nothing is mapped there.
+using Mappings = std::map<uintptr_t, size_t>;
+bool MappingAt(const Device& state, uintptr_t address, const Mappings** mappings, Mappings::const_iterator* out) {
+  auto owner = state.reservations.upper_bound(address);
+  if (owner == state.reservations.begin()) return false;
+  *mappings = &std::prev(owner)->second.mappings;
+  auto next = (*mappings)->upper_bound(address);
+  if (next == (*mappings)->begin()) return false;
+  *out = std::prev(next);
+  return Range{(*out)->first, (*out)->second}.Holds(address, 1);
+}
+
+// A reservation can have thousands of mappings, so only those that the bytes need are visited.
+bool HoldsMemory(const Device& state, uintptr_t address, size_t size) {
+  if (const Range block = BlockAt(state, address); block.size != 0) return block.Holds(address, size);
+  const Mappings* mappings = nullptr;
+  Mappings::const_iterator it;
+  if (!MappingAt(state, address, &mappings, &it)) return false;
+  size_t reached = it->first + it->second - address;
+  for (++it; reached < size && it != mappings->end() && it->first == address + reached; ++it) reached += it->second;
+  return reached >= size;
+}
+
+// The block, or the run of touching mappings, that holds the address; empty when none does.
+Range FindMemory(const Device& state, uintptr_t address) {
+  if (const Range block = BlockAt(state, address); block.size != 0) return block;
+  const Mappings* mappings = nullptr;
+  Mappings::const_iterator first;
+  if (!MappingAt(state, address, &mappings, &first)) return {};
+  uintptr_t stop = first->first + first->second;
+  for (auto it = std::next(first); it != mappings->end() && it->first == stop; ++it) stop += it->second;
+  while (first != mappings->begin() && std::prev(first)->first + std::prev(first)->second == first->first) --first;
+  return {first->first, stop - first->first};
 }
 
 }  // namespace
+
+void MakeFresh(Device& state, uintptr_t begin, size_t size) {
+  if (TheState().config.poison) std::memset(HostView(state, begin), kFreshPoison, size);
+}
+
+void MakeFreed(Device& state, uintptr_t begin, size_t size) {
+  if (TheState().config.poison) {
+    std::memset(HostView(state, begin), kFreedPoison, size);
+  } else {
+    ReleasePages(state.arena, begin, size);
+  }
+  if (TheState().config.protect) ForgetFaults(begin, size);
+}
+
+flagos_status_t OutOfMemory(const char* function, int device, size_t size) {
+  const uint64_t memory = TheState().config.memory;
+  return Fail(FLAGOS_OUT_OF_MEMORY, function, device, "%zu bytes asked for, %llu of %llu are free", size,
+              static_cast<unsigned long long>(memory - DeviceOf(device).used), static_cast<unsigned long long>(memory));
+}
 
 size_t MemoryAlignment() { return g_state.load() != nullptr && TheState().config.misalign ? 16 : 4096; }
 
@@ -82,27 +149,23 @@ flagos_status_t MemoryAlloc(int32_t device, size_t size, void** out_pointer) {
     const Config& config = TheState().config;
     Device& state = DeviceOf(device);
     const std::lock_guard lock(state.mutex);
-    const auto full = [&] {
-      return Fail(FLAGOS_OUT_OF_MEMORY, "memory_alloc", device, "%zu bytes asked for, %llu of %llu are free", size,
-                  static_cast<unsigned long long>(config.memory - state.used),
-                  static_cast<unsigned long long>(config.memory));
-    };
     // A deliberate misalignment costs address space, not memory that the caller could see missing.
-    if (size > config.memory - state.used) return full();
+    if (size > config.memory - state.used) return OutOfMemory("memory_alloc", device, size);
     const size_t charge = (size + kPage - 1) / kPage * kPage;
-    if (charge > config.memory - state.used) return full();
+    if (charge > config.memory - state.used) return OutOfMemory("memory_alloc", device, size);
     if (const flagos_status_t status = EnsureArena(device); status != FLAGOS_OK) return status;
     RaiseFaultHandler();
     const size_t shift = config.misalign ? NextMisalignment() : 0;
     const size_t span_size = (size + (config.misalign ? kMisalignSlack : 0) + kPage - 1) / kPage * kPage;
-    const uintptr_t span = TakeSpan(state, span_size);
-    if (span == 0) return full();
+    const uintptr_t span = TakeSpan(state, span_size, kPage);
+    if (span == 0) {
+      return Fail(FLAGOS_OUT_OF_MEMORY, "memory_alloc", device,
+                  "no address space for %zu bytes; device %d has %zu in all", size, device, state.arena.size);
+    }
     state.used += charge;
     const uintptr_t address = span + shift;
     state.blocks.emplace(address, Block{span, span_size, size});
-    if (config.poison) {
-      std::memset(reinterpret_cast<void*>(address - state.arena.device + state.arena.host), kFreshPoison, size);
-    }
+    MakeFresh(state, address, size);
     *out_pointer = reinterpret_cast<void*>(address);
     return FLAGOS_OK;
   });
@@ -131,13 +194,7 @@ flagos_status_t MemoryFree(int32_t device, void* pointer) {
     if (found == state.blocks.end()) return unknown();  // another thread freed it meanwhile
     const Block block = found->second;
     state.blocks.erase(found);
-    if (TheState().config.poison) {
-      std::memset(reinterpret_cast<void*>(block.span - state.arena.device + state.arena.host), kFreedPoison,
-                  block.span_size);
-    } else {
-      ReleasePages(state.arena, block.span, block.span_size);
-    }
-    if (TheState().config.protect) ForgetFaults(block.span, block.span_size);
+    MakeFreed(state, block.span, block.span_size);
     state.used -= (block.size + kPage - 1) / kPage * kPage;
     ReturnSpan(state, block.span, block.span_size);
     return FLAGOS_OK;
@@ -159,10 +216,7 @@ uintptr_t HostAddress(int device, const void* pointer, size_t size) {
   Device& state = DeviceOf(device);
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const std::lock_guard lock(state.mutex);
-  auto next = state.blocks.upper_bound(address);
-  if (next == state.blocks.begin()) return 0;
-  const auto& [begin, block] = *std::prev(next);
-  if (!Range{begin, block.size}.Holds(address, size)) return 0;
+  if (!HoldsMemory(state, address, size)) return 0;
   return address - state.arena.device + state.arena.host;
 }
 
@@ -171,6 +225,14 @@ int OwnerOf(const void* pointer) {
   for (int device = 0; device < TheState().config.devices; ++device) {
     const Device& state = DeviceOf(device);
     if (state.mapped.load(std::memory_order_acquire) && state.arena.Holds(address)) return device;
+  }
+  return -1;
+}
+
+int ViewOf(uintptr_t address) {
+  for (int device = 0; device < TheState().config.devices; ++device) {
+    const Device& state = DeviceOf(device);
+    if (state.mapped.load(std::memory_order_acquire) && address - state.arena.host < state.arena.size) return device;
   }
   return -1;
 }
@@ -188,6 +250,11 @@ bool InRanges(const std::map<uintptr_t, size_t>& ranges, uintptr_t address, size
   return true;
 }
 
+bool Overlaps(const std::map<uintptr_t, size_t>& ranges, uintptr_t address, size_t size) {
+  auto next = ranges.lower_bound(address + size);
+  return next != ranges.begin() && std::prev(next)->first + std::prev(next)->second > address;
+}
+
 bool FindPinned(uintptr_t address, size_t size, Range* out) {
   State& state = TheState();
   const std::lock_guard lock(state.pinned_mutex);
@@ -196,8 +263,14 @@ bool FindPinned(uintptr_t address, size_t size, Range* out) {
 
 }  // namespace
 
-bool IsPinned(const void* pointer, size_t size) {
-  return FindPinned(reinterpret_cast<uintptr_t>(pointer), size, nullptr);
+HostKind KindOf(const void* pointer, size_t size) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  State& state = TheState();
+  const std::lock_guard lock(state.pinned_mutex);
+  if (InRanges(state.pinned, address, size, nullptr) || InRanges(state.registered, address, size, nullptr)) {
+    return HostKind::kPinned;
+  }
+  return InRanges(state.pinned, address, 1, nullptr) ? HostKind::kPastPinned : HostKind::kPageable;
 }
 
 flagos_status_t HostAlloc(size_t size, void** out_pointer) {
@@ -239,14 +312,16 @@ flagos_status_t HostRegister(void* pointer, size_t size) {
   return Guarded("host_register", [&] {
     if (size == 0) return FLAGOS_OK;
     const auto address = reinterpret_cast<uintptr_t>(pointer);
-    if (pointer == nullptr || OwnerOf(pointer) >= 0) {
-      return Fail(FLAGOS_INVALID_VALUE, "host_register", -1, "%p is not host memory", pointer);
-    }
-    if (FindPinned(address, 1, nullptr)) {
-      return Fail(FLAGOS_ALREADY, "host_register", -1, "%p is page-locked already", pointer);
+    if (pointer == nullptr || size - 1 > UINTPTR_MAX - address || OwnerOf(pointer) >= 0 ||
+        OwnerOf(reinterpret_cast<const void*>(address + size - 1)) >= 0) {
+      return Fail(FLAGOS_INVALID_VALUE, "host_register", -1, "%zu bytes at %p are not host memory", size, pointer);
     }
     State& state = TheState();
     const std::lock_guard lock(state.pinned_mutex);
+    if (Overlaps(state.pinned, address, size) || Overlaps(state.registered, address, size)) {
+      return Fail(FLAGOS_ALREADY, "host_register", -1, "some of the %zu bytes at %p are page-locked already", size,
+                  pointer);
+    }
     state.registered.emplace(address, size);
     return FLAGOS_OK;
   });
@@ -256,11 +331,18 @@ flagos_status_t HostUnregister(void* pointer) {
   if (g_forked.load(std::memory_order_relaxed)) return FLAGOS_OK;
   return Guarded("host_unregister", [&] {
     if (OnWorker()) return Fail(FLAGOS_INVALID_VALUE, "host_unregister", -1, "called from a host function");
-    WaitForAllStreams();  // copies read a registered source when they run
     State& state = TheState();
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    const auto unknown = [&] {
+      return Fail(FLAGOS_INVALID_VALUE, "host_unregister", -1, "%p was not registered", pointer);
+    };
+    {
+      const std::lock_guard lock(state.pinned_mutex);
+      if (state.registered.count(address) == 0) return unknown();
+    }
+    WaitForAllStreams();  // copies read a registered source when they run
     const std::lock_guard lock(state.pinned_mutex);
-    if (state.registered.erase(reinterpret_cast<uintptr_t>(pointer)) != 0) return FLAGOS_OK;
-    return Fail(FLAGOS_INVALID_VALUE, "host_unregister", -1, "%p was not registered", pointer);
+    return state.registered.erase(address) != 0 ? FLAGOS_OK : unknown();
   });
 }
 
@@ -274,15 +356,11 @@ flagos_status_t PointerInfo(const void* pointer, flagos_pointer_info_t* info) {
     if (const int owner = OwnerOf(pointer); owner >= 0) {
       Device& state = DeviceOf(owner);
       const std::lock_guard lock(state.mutex);
-      auto next = state.blocks.upper_bound(address);
-      if (next != state.blocks.begin()) {
-        const auto& [begin, block] = *std::prev(next);
-        if (Range{begin, block.size}.Holds(address, 1)) {
-          full.space = FLAGOS_SPACE_DEVICE;
-          full.device = owner;
-          full.base = reinterpret_cast<void*>(begin);
-          full.size = block.size;
-        }
+      if (const Range range = FindMemory(state, address); range.size != 0) {
+        full.space = FLAGOS_SPACE_DEVICE;
+        full.device = owner;
+        full.base = reinterpret_cast<void*>(range.begin);
+        full.size = range.size;
       }
     } else if (FindPinned(address, 1, &pinned)) {
       full.space = FLAGOS_SPACE_PINNED;

@@ -18,7 +18,7 @@ std::atomic<bool> g_forked{false};
 namespace {
 
 constexpr const char* kKnownOptions =
-    "devices (0..64), memory (bytes, suffix K, M, G or T), protect, poison, misalign (0 or 1), queue (eager)";
+    "devices (0..64), memory (bytes, suffix K, M, G or T), protect, poison, misalign (0 or 1), queue (eager or lazy)";
 
 flagos_status_t RefuseOption(const flagos_option_t& option, const char* known) {
   return Fail(FLAGOS_INVALID_VALUE, "init", -1, "option %s=%s is not understood; use %s", option.key, option.value,
@@ -67,11 +67,9 @@ flagos_status_t ParseOption(const flagos_option_t& option, Config* config) {
     return RefuseOption(option, "a positive number of bytes up to 16T, with an optional suffix K, M, G or T");
   }
   if (key == "queue") {
-    if (std::strcmp(option.value, "eager") == 0) return FLAGOS_OK;
-    if (std::strcmp(option.value, "lazy") == 0) {
-      return Fail(FLAGOS_UNSUPPORTED, "init", -1, "option queue=lazy is not supported by this version; use eager");
-    }
-    return RefuseOption(option, "one of: eager");
+    config->lazy = std::strcmp(option.value, "lazy") == 0;
+    if (config->lazy || std::strcmp(option.value, "eager") == 0) return FLAGOS_OK;
+    return RefuseOption(option, "eager or lazy");
   }
   bool* flag = key == "protect"    ? &config->protect
                : key == "poison"   ? &config->poison
@@ -107,7 +105,9 @@ void AtExit() { RemoveFaultHandler(); }
 
 uint64_t Capabilities() {
   const State* state = g_state.load();
-  uint64_t bits = FLAGOS_CAP_HOST_VIEW | FLAGOS_CAP_ASYNC | FLAGOS_CAP_EVENT_TIMING | FLAGOS_CAP_UNIFIED_ADDRESS;
+  uint64_t bits = FLAGOS_CAP_HOST_VIEW | FLAGOS_CAP_ASYNC | FLAGOS_CAP_EVENT_TIMING | FLAGOS_CAP_STREAM_PRIORITY |
+                  FLAGOS_CAP_UNIFIED_ADDRESS;
+  if (state != nullptr && state->config.lazy) bits |= FLAGOS_CAP_KERNEL_ORDER;
   if (state != nullptr && state->config.protect) bits |= FLAGOS_CAP_ACCESS_FAULTS;
   return bits;
 }
@@ -130,6 +130,11 @@ const flagos_driver_v1_t* Table() {
     t.memory_free = MemoryFree;
     t.memory_alignment = MemoryAlignment;
     t.host_view_offset = HostViewOffset;
+    t.memory_granularity = MemoryGranularity;
+    t.memory_reserve = MemoryReserve;
+    t.memory_release = MemoryRelease;
+    t.memory_map = MemoryMap;
+    t.memory_unmap = MemoryUnmap;
     t.host_alloc = HostAlloc;
     t.host_free = HostFree;
     t.host_register = HostRegister;
@@ -138,11 +143,14 @@ const flagos_driver_v1_t* Table() {
     t.access_fault_take = AccessFaultTake;
     t.copy = Copy;
     t.fill = Fill;
+    t.stream_priority_range = StreamPriorityRange;
     t.stream_create = StreamCreate;
     t.stream_destroy = StreamDestroy;
     t.stream_query = StreamQuery;
     t.stream_sync = StreamSync;
     t.stream_wait = StreamWait;
+    t.stream_native = StreamNative;
+    t.stream_wrap = StreamWrap;
     t.stream_host_func = StreamHostFunc;
     t.event_create = EventCreate;
     t.event_destroy = EventDestroy;
@@ -150,6 +158,8 @@ const flagos_driver_v1_t* Table() {
     t.event_query = EventQuery;
     t.event_sync = EventSync;
     t.event_elapsed = EventElapsed;
+    t.kernel_begin = KernelBegin;
+    t.kernel_end = KernelEnd;
     t.peer_can_access = PeerCanAccess;
     t.peer_enable = PeerEnable;
     t.last_error = flagos_sdk::LastError;

@@ -3,6 +3,8 @@
  * The skeleton of a driver: it finds no device and says so from every entry. README.md beside it is the porting guide.
  * "PORT:" marks what a real driver fills in.
  */
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,8 +27,15 @@ static flagos_status_t fail(flagos_status_t status, const char* function, int32_
 
 static const flagos_error_t* last_error(void) { return &error; }
 
+static atomic_bool initialized;
+
+static flagos_status_t not_initialized(const char* function) {
+  return fail(FLAGOS_NOT_INITIALIZED, function, -1, "init was not called");
+}
+
 /* PORT: true for 0 .. device_count-1. */
 static flagos_status_t no_device(const char* function, int32_t device) {
+  if (!atomic_load(&initialized)) return not_initialized(function);
   return fail(FLAGOS_INVALID_DEVICE, function, device, "the null driver has no device");
 }
 
@@ -44,6 +53,7 @@ static flagos_status_t init(const flagos_option_t* options, size_t option_count)
     snprintf(text, sizeof text, "unknown option %s=%s; this driver has none", options[0].key, options[0].value);
     return fail(FLAGOS_INVALID_VALUE, "init", -1, text);
   }
+  if (atomic_exchange(&initialized, true)) return fail(FLAGOS_ALREADY, "init", -1, "init was called before");
   return FLAGOS_OK;
 }
 
@@ -52,6 +62,7 @@ static uint64_t capabilities(void) { return 0; /* PORT: FLAGOS_CAP_* bits that h
 /*===-- Devices --------------------------------------------------------------------------------===*/
 
 static flagos_status_t device_count(int32_t* out_count) {
+  if (!atomic_load(&initialized)) return not_initialized("device_count");
   *out_count = 0; /* PORT: ask the vendor; without a board this stays 0 and FLAGOS_OK */
   return FLAGOS_OK;
 }

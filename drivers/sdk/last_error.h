@@ -28,6 +28,17 @@ inline constinit thread_local ErrorSlot t_error = {};
   return status;
 }
 
+// The same for a failure that the vendor reported: `code` is its own number.
+[[gnu::format(printf, 5, 6)]] inline flagos_status_t FailVendor(flagos_status_t status, const char* function,
+                                                                int device, int64_t code, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(t_error.text, sizeof t_error.text, format, arguments);
+  va_end(arguments);
+  t_error.error = {sizeof(flagos_error_t), status, device, code, t_error.text, function};
+  return status;
+}
+
 inline const flagos_error_t* LastError() {
   ErrorSlot& slot = t_error;
   if (slot.error.vendor_text == nullptr) slot.error = {sizeof(flagos_error_t), FLAGOS_OK, -1, 0, "", ""};

@@ -60,7 +60,8 @@ typedef enum flagos_status_t {
   FLAGOS_LIBRARY_MISSING = 10, /* a vendor library could not be opened */
   FLAGOS_SYMBOL_MISSING = 11,  /* a vendor library lacks a required function */
   FLAGOS_VENDOR_ERROR = 12,    /* the vendor's own error; see vendor_code and vendor_text */
-  FLAGOS_ALREADY = 13          /* the state asked for already holds (peer access, registration) */
+  FLAGOS_ALREADY = 13,         /* the state asked for already holds (peer access, registration) */
+  FLAGOS_UNORDERED = 14        /* validate layer: an access that nothing orders behind an earlier one */
 } flagos_status_t;
 
 /* The calling thread's last failure. Strings live until the thread's next driver call. */
@@ -91,7 +92,10 @@ enum {
   /* A device pointer may be used while another device is current (unified addressing). */
   FLAGOS_CAP_UNIFIED_ADDRESS = 1u << 4,
   /* Host accesses to device memory are caught and reported by access_fault_take. */
-  FLAGOS_CAP_ACCESS_FAULTS = 1u << 5
+  FLAGOS_CAP_ACCESS_FAULTS = 1u << 5,
+  /* kernel_begin and kernel_end must be called round every kernel that the host runs in place (with HOST_VIEW only).
+   * Without it such a kernel is complete when it returns, and draining its stream beforehand is all that order needs. */
+  FLAGOS_CAP_KERNEL_ORDER = 1u << 6
 };
 
 /*===-- Devices -----------------------------------------------------------------------------===*/
@@ -160,6 +164,22 @@ typedef void (*flagos_host_func_t)(void* user_data);
 
 /* Stands for the host wherever a device index names one side of a copy. */
 #define FLAGOS_HOST (-1)
+
+/*===-- Kernels that the host runs in place ---------------------------------------------------===*/
+
+/* Bytes that a kernel reads or writes: device addresses. */
+typedef struct flagos_access_t {
+  const void* pointer;
+  size_t size;
+  int32_t is_write; /* 1 also when it reads the same bytes */
+} flagos_access_t;
+
+typedef struct flagos_kernel_t {
+  uint32_t struct_size;
+  const char* name; /* operator, for messages; read before the call returns */
+  const flagos_access_t* accesses;
+  size_t access_count;
+} flagos_kernel_t;
 
 /*===-- Options -----------------------------------------------------------------------------===*/
 
@@ -286,6 +306,29 @@ typedef struct flagos_driver_v1_t {
 
   /* Required. The calling thread's last failure, never NULL; status is FLAGOS_OK when there was none. Usable before init. */
   const flagos_error_t* (*last_error)(void);
+
+  /* -- Kernels that the host runs in place (required with FLAGOS_CAP_KERNEL_ORDER) -------------------------------- */
+
+  /* Returns when everything queued on the stream, and what that waits for, has happened, so that the caller may run a
+   * kernel on the host view. Is not a synchronisation of the program: it orders nothing else. */
+  flagos_status_t (*kernel_begin)(flagos_stream_t stream);
+  /* The kernel has run on the calling thread. Takes its place in the stream's order: later events and syncs of the stream
+   * cover it, and may stay pending for a while. FLAGOS_UNORDERED when a checker finds that it raced with other work. */
+  flagos_status_t (*kernel_end)(flagos_stream_t stream, const flagos_kernel_t* kernel);
+
+  /* -- Address space apart from memory (optional group: all five or none) ------------------------------------------- */
+
+  /* Sizes and addresses below are multiples of it. */
+  flagos_status_t (*memory_granularity)(int32_t device, size_t* out_bytes);
+  /* Addresses without memory behind them. Copies, fills and kernels may use a mapped part like memory of memory_alloc,
+   * across the borders of mappings that touch. */
+  flagos_status_t (*memory_reserve)(int32_t device, size_t size, void** out_pointer);
+  /* Nothing may be mapped in it any more. */
+  flagos_status_t (*memory_release)(int32_t device, void* pointer, size_t size);
+  /* Puts fresh memory behind part of a reservation; FLAGOS_OUT_OF_MEMORY as memory_alloc. */
+  flagos_status_t (*memory_map)(int32_t device, void* pointer, size_t size);
+  /* Takes back whole mappings. Waits for work as memory_free does. */
+  flagos_status_t (*memory_unmap)(int32_t device, void* pointer, size_t size);
 
   /* Append new entries above this line. */
 } flagos_driver_v1_t;

@@ -20,7 +20,7 @@ def _rescan_routes() -> int:
 
 # -- driver -----------------------------------------------------------------------------------------------------------
 def _driver_info() -> dict[str, Any]:
-    """name, path, platform, implementation, capabilities (list[str]), missing_entries (list[str]). Loads the driver."""
+    """name, path, platform, implementation, capabilities, missing_entries, layers (lists of str). Loads the driver."""
 
 def _available_drivers() -> list[str]: ...
 def _driver_folder() -> str: ...
@@ -41,23 +41,80 @@ def _memory_info(device: int) -> tuple[int, int]:
     """(free, total) bytes."""
 
 def _synchronize(device: int) -> None: ...
+def _can_access_peer(device: int, peer: int) -> bool:
+    """False also when the driver cannot say: copies between the two go through the host then."""
+
 def _host_view() -> bool: ...
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 def _memory_stats(device: int) -> dict[str, int]:
-    """Fields of runtime::MemoryStats under their C++ names."""
+    """torch's names: "allocated_bytes.all.current", ..., "num_ooms". Zeros, and still no context, before first use."""
 
 def _reset_peak_stats(device: int) -> None: ...
 def _reset_accumulated_stats(device: int) -> None: ...
-def _empty_cache() -> None: ...
+def _empty_cache(pool: tuple[int, int] | None = None) -> None:
+    """Of one private pool, or of all pools that nobody keeps; on every device."""
+
 def _find_allocation(pointer: int) -> dict[str, Any] | None:
     """base, size, device, number, op of the live block that holds a device address."""
+
+def _allocate_raw(size: int, device: int, stream_id: int) -> int:
+    """Device address of memory without a tensor, as if allocated with that stream current."""
+
+def _free_raw(pointer: int) -> None:
+    """Takes what `_allocate_raw` gave; raises for anything that is not the start of a live block."""
+
+def _set_memory_fraction(fraction: float, device: int) -> None: ...
+def _get_memory_fraction(device: int) -> float: ...
+def _set_allocator_settings(settings: str) -> None:
+    """PYTORCH_ALLOC_CONF syntax, for torch's own setting and this allocator."""
+
+def _allocator_settings() -> dict[str, Any]:
+    """runtime::AllocatorConfig by field."""
+
+def _record_memory_history(max_entries: int, context: str | None, stacks: str) -> None:
+    """max_entries 0 stops; context None, "state", "alloc" or "all"; stacks "python" or "all" (C++ frames too)."""
+
+def _memory_snapshot(pool: tuple[int, int] | None = None) -> dict[str, Any]:
+    """segments and device_traces as torch's GPU module gives them, stack frames resolved."""
+
+def _pool_id() -> tuple[int, int]:
+    """A new id, unique in the process."""
+
+def _retain_pool(device: int, pool: tuple[int, int]) -> None: ...
+def _release_pool(device: int, pool: tuple[int, int]) -> None: ...
+def _pool_use_count(device: int, pool: tuple[int, int]) -> int: ...
+def _begin_allocate_to_pool(device: int, pool: tuple[int, int]) -> None:
+    """For allocations of the calling thread, whichever stream is current."""
+
+def _end_allocate_to_pool(device: int, pool: tuple[int, int]) -> None: ...
+def _host_memory_stats() -> dict[str, int]: ...
+def _host_empty_cache() -> None: ...
+def _host_reset_peak_stats() -> None: ...
+def _host_reset_accumulated_stats() -> None: ...
+
+# -- layers (FLAGOS_DRIVER_LAYERS) -------------------------------------------------------------------------------------
+def _known_layers() -> list[str]: ...
+def _arm_fault(entry: str, nth: int, status: str) -> None:
+    """layer fault: the nth call of a table entry from now fails; nth 0 disarms."""
+
+def _disarm_faults() -> None: ...
+def _faults_fired() -> int: ...
+def _take_call_counts() -> dict[str, int]: ...
+def _live_objects() -> list[dict[str, Any]]:
+    """layer leak: kind, handle, size, device, number."""
+
+def _validate_counts() -> dict[str, int]: ...
 
 # -- generators -------------------------------------------------------------------------------------------------------
 def _default_generator(device: int) -> torch.Generator: ...
 
 # -- streams (torch.Stream and torch.Event do the rest) ---------------------------------------------------------------
 def _stream_native(stream_id: int, device: int) -> int: ...
+def _stream_priority(stream_id: int, device: int) -> int: ...
+def _stream_priority_range(device: int) -> tuple[int, int]:
+    """(least, greatest); (0, 0) for a driver without priorities. Creates no context."""
+
 def _external_stream(native: int, device: int) -> int:
     """Stream id of a wrapped vendor stream."""
 

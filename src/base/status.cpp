@@ -33,6 +33,8 @@ std::string StatusName(flagos_status_t status) {
       return "VENDOR_ERROR";
     case FLAGOS_ALREADY:
       return "ALREADY";
+    case FLAGOS_UNORDERED:
+      return "UNORDERED";
   }
   return "status " + std::to_string(static_cast<int>(status));
 }

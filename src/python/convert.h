@@ -26,6 +26,9 @@ void Define(py::module_& m, const char* name, F&& f, Extra&&... extra) {
 
 // The groups of python/torch_fl/_C.pyi, which documents every function.
 void BindDevices(py::module_& m);
+void BindMemory(py::module_& m);
+void BindSnapshot(py::module_& m);
+void BindLayers(py::module_& m);
 void BindRouting(py::module_& m);
 
 }  // namespace torch_fl::python

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver, devices, memory, generators and streams.
+// Driver, devices, generators and streams.
 #include <cstdint>
-#include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "python/convert.h"
@@ -21,12 +21,20 @@ std::vector<std::string> CapabilityNames(uint64_t bits) {
       {FLAGOS_CAP_STREAM_PRIORITY, "stream_priority"},
       {FLAGOS_CAP_UNIFIED_ADDRESS, "unified_address"},
       {FLAGOS_CAP_ACCESS_FAULTS, "access_faults"},
+      {FLAGOS_CAP_KERNEL_ORDER, "kernel_order"},
   };
   std::vector<std::string> names;
   for (const auto& [bit, name] : kNames) {
     if ((bits & bit) != 0) names.emplace_back(name);
   }
   return names;
+}
+
+// For table entries that the runtime has no function for.
+void CheckStatus(flagos_status_t status, const char* entry) {
+  if (status == FLAGOS_OK) return;
+  throw Error(status,
+              std::string(entry) + ": " + StatusName(status) + ": " + runtime::Driver().last_error()->vendor_text);
 }
 
 py::dict DriverInfoDict() {
@@ -38,6 +46,7 @@ py::dict DriverInfoDict() {
   dict["implementation"] = info.implementation;
   dict["capabilities"] = CapabilityNames(info.capabilities);
   dict["missing_entries"] = info.missing_entries;
+  dict["layers"] = info.layers;
   return dict;
 }
 
@@ -59,36 +68,29 @@ py::dict DeviceProperties(int device) {
   return dict;
 }
 
-std::map<std::string, uint64_t> MemoryStatsMap(int device) {
-  const runtime::MemoryStats s = WithoutGil([&] { return runtime::GetMemoryStats(device); });
-  return {
-      {"allocated_bytes", s.allocated_bytes},
-      {"reserved_bytes", s.reserved_bytes},
-      {"peak_allocated_bytes", s.peak_allocated_bytes},
-      {"peak_reserved_bytes", s.peak_reserved_bytes},
-      {"active_blocks", s.active_blocks},
-      {"num_alloc_calls", s.num_alloc_calls},
-      {"num_free_calls", s.num_free_calls},
-      {"num_device_malloc", s.num_device_malloc},
-      {"num_device_free", s.num_device_free},
-      {"num_alloc_retries", s.num_alloc_retries},
-      {"num_ooms", s.num_ooms},
-      {"total_allocated_bytes", s.total_allocated_bytes},
-      {"total_freed_bytes", s.total_freed_bytes},
-  };
+bool CanAccessPeer(int device, int peer) {
+  return WithoutGil([&] {
+    runtime::CheckDevice(device, "can_device_access_peer");
+    runtime::CheckDevice(peer, "can_device_access_peer");
+    const flagos_driver_v1_t& driver = runtime::Driver();
+    if (driver.peer_can_access == nullptr) return false;  // copies between devices go through the host
+    int32_t can = 0;
+    CheckStatus(driver.peer_can_access(device, peer, &can), "peer_can_access");
+    return can != 0;
+  });
 }
 
-py::object FindAllocation(uintptr_t pointer) {
-  runtime::AllocationInfo info;
-  const bool found = WithoutGil([&] { return runtime::FindAllocation(reinterpret_cast<const void*>(pointer), &info); });
-  if (!found) return py::none();
-  py::dict dict;
-  dict["base"] = reinterpret_cast<uintptr_t>(info.base);
-  dict["size"] = info.size;
-  dict["device"] = info.device;
-  dict["number"] = info.number;
-  dict["op"] = info.op == nullptr ? py::object(py::none()) : py::cast(std::string(info.op));
-  return dict;
+std::pair<int, int> StreamPriorityRange(int device) {
+  return WithoutGil([&] {
+    runtime::CheckDevice(device, "Stream.priority_range");
+    const flagos_driver_v1_t& driver = runtime::Driver();
+    int32_t least = 0;
+    int32_t greatest = 0;
+    if (driver.stream_priority_range != nullptr) {
+      CheckStatus(driver.stream_priority_range(device, &least, &greatest), "stream_priority_range");
+    }
+    return std::pair<int, int>(least, greatest);
+  });
 }
 
 }  // namespace
@@ -126,13 +128,7 @@ void BindDevices(py::module_& m) {
   Define(m, "_synchronize", [](int index) { WithoutGil([&] { runtime::SynchronizeDevice(index); }); }, device);
   Define(m, "_host_view", [] { return WithoutGil([] { return runtime::HostView(); }); });
 
-  Define(m, "_memory_stats", &MemoryStatsMap, device);
-  Define(m, "_reset_peak_stats", [](int index) { WithoutGil([&] { runtime::ResetPeakStats(index); }); }, device);
-  Define(
-      m, "_reset_accumulated_stats", [](int index) { WithoutGil([&] { runtime::ResetAccumulatedStats(index); }); },
-      device);
-  Define(m, "_empty_cache", [] { WithoutGil([] { runtime::EmptyCache(); }); });
-  Define(m, "_find_allocation", &FindAllocation, py::arg("pointer"));
+  Define(m, "_can_access_peer", &CanAccessPeer, device, py::arg("peer"));
 
   Define(
       m, "_default_generator",
@@ -146,6 +142,13 @@ void BindDevices(py::module_& m) {
         });
       },
       py::arg("stream_id"), device);
+  Define(
+      m, "_stream_priority",
+      [](int64_t stream_id, int index) {
+        return WithoutGil([&] { return runtime::StreamPriority(runtime::StreamFromId(index, stream_id)); });
+      },
+      py::arg("stream_id"), device);
+  Define(m, "_stream_priority_range", &StreamPriorityRange, device);
   Define(
       m, "_external_stream",
       [](uintptr_t native, int index) {

@@ -8,6 +8,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   Define(m, "_register", [] { Translate([] { RegisterBackend(); }); });
   Define(m, "_torch_version_built", [] { return std::string(TORCH_FL_TORCH_VERSION); });
   BindDevices(m);
+  BindMemory(m);
+  BindSnapshot(m);
+  BindLayers(m);
   BindRouting(m);
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "runtime/pinned.h"
 #include "runtime/stream.h"
 
 namespace torch_fl::runtime {
@@ -27,15 +28,19 @@ bool PeersReachable(int a, int b) {
   return can != 0;
 }
 
-// One copy on the stream, or complete on return when nothing is queued there.
+// One copy on the stream. Where kernels run in place, a blocking copy behind an idle stream needs no queue, unless a checker is
+// to see which stream it was on. Elsewhere a call without a stream would wait for every stream of the device.
 void Submit(void* dst, int dst_device, const void* src, int src_device, size_t size, Stream* stream, bool async) {
-  if (!async && !stream->Dirty()) {
+  if (!async && HostView() && !stream->Dirty() && !KernelsAreOrdered()) {
     CheckStatus(Driver().copy(dst, dst_device, src, src_device, size, nullptr), "copy", stream->device());
     return;
   }
   CheckStatus(Driver().copy(dst, dst_device, src, src_device, size, stream->Handle()), "copy", stream->device());
   stream->MarkSubmitted();
-  if (!async) stream->Drain();
+  if (!async) return stream->Drain();
+  // Page-locked memory is read or written when the stream gets there: its allocator must not hand it out before.
+  if (src_device == FLAGOS_HOST) HostRecordStream(src, stream);
+  if (dst_device == FLAGOS_HOST) HostRecordStream(dst, stream);
 }
 
 // Devices that cannot reach each other meet in host memory.

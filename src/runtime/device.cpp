@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/options.h"
+#include "runtime/allocator.h"
 #include "runtime/stream.h"
 
 namespace torch_fl::runtime {
@@ -52,7 +53,11 @@ std::string UnavailableReason() {
     if (QueryDeviceCount() > 0) return {};
     std::string given;
     for (const DriverOption& option : DriverOptions()) given += " " + option.variable + "=" + option.value;
-    return "driver " + GetDriverInfo().name + " reports no device" + (given.empty() ? "" : "; it was given" + given);
+    const flagos_error_t* error = Driver().last_error();
+    const std::string why =
+        error != nullptr && error->status == FLAGOS_NO_DEVICE ? ": " + std::string(error->vendor_text) : "";
+    return "driver " + GetDriverInfo().name + " reports no device" + why +
+           (given.empty() ? "" : "; it was given" + given);
   } catch (const Error& error) {
     return error.what();
   }
@@ -103,7 +108,7 @@ void DeviceMemory(int device, uint64_t* free_bytes, uint64_t* total_bytes) {
     return;
   }
   const uint64_t total = DeviceInfo(device).total_memory;
-  const uint64_t reserved = GetMemoryStats(device).reserved_bytes;
+  const auto reserved = static_cast<uint64_t>(GetMemoryStats(device).reserved_bytes[kAllPools].current);
   *total_bytes = total;
   *free_bytes = total > reserved ? total - reserved : 0;
 }

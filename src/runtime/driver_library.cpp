@@ -28,7 +28,8 @@ namespace fs = std::filesystem;
 #define TORCH_FL_OPTIONAL_ENTRIES(X)                                                                                   \
   X(at_exit) X(versions) X(device_memory) X(memory_alignment) X(host_view_offset) X(host_alloc) X(host_free)           \
   X(host_register) X(host_unregister) X(pointer_info) X(access_fault_take) X(stream_priority_range) X(stream_native)   \
-  X(stream_wrap) X(stream_host_func) X(event_elapsed) X(peer_can_access) X(peer_enable)
+  X(stream_wrap) X(stream_host_func) X(event_elapsed) X(peer_can_access) X(peer_enable) X(kernel_begin) X(kernel_end)  \
+  X(memory_granularity) X(memory_reserve) X(memory_release) X(memory_map) X(memory_unmap)
 // clang-format on
 
 // An entry needs last_error for its text, and the message must not be lost when the driver gives none.
@@ -121,6 +122,8 @@ void CheckCapabilities(const std::string& origin, const LoadedDriver& driver) {
                                           "; fill it in or drop the bit");
   };
   demand(FLAGOS_CAP_HOST_VIEW, "FLAGOS_CAP_HOST_VIEW", driver.table.host_view_offset != nullptr, "host_view_offset");
+  const bool kernels = driver.table.kernel_begin != nullptr && driver.table.kernel_end != nullptr;
+  demand(FLAGOS_CAP_KERNEL_ORDER, "FLAGOS_CAP_KERNEL_ORDER", kernels, "kernel_begin or kernel_end");
   demand(FLAGOS_CAP_ACCESS_FAULTS, "FLAGOS_CAP_ACCESS_FAULTS", driver.table.access_fault_take != nullptr,
          "access_fault_take");
 }

@@ -2,11 +2,13 @@
 // Which driver is active.
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 
 #include "base/dynlib.h"
 #include "base/options.h"
 #include "runtime/driver_library.h"
+#include "runtime/layers.h"
 
 namespace torch_fl::runtime {
 namespace {
@@ -68,6 +70,17 @@ const LoadedDriver& Choose() {
   return LoadDriver(origin, name, PathOf(name));
 }
 
+// The driver in its layers. What they add (kernel order) shows in the capabilities; which entries the driver itself
+// lacks stays as it is.
+const LoadedDriver& InLayers(const LoadedDriver& driver, const std::vector<LayerSpec>& layers) {
+  if (layers.empty()) return driver;
+  auto wrapped = std::make_unique<LoadedDriver>(driver);
+  wrapped->table = WrapDriver(driver.table, layers);
+  wrapped->info.capabilities = wrapped->table.capabilities();
+  for (const LayerSpec& layer : layers) wrapped->info.layers.push_back(layer.name);
+  return *wrapped.release();  // lives for ever, as every loaded driver does
+}
+
 const LoadedDriver& Active() {
   if (const LoadedDriver* active = g_active.load(std::memory_order_acquire)) [[likely]]
     return *active;
@@ -75,8 +88,10 @@ const LoadedDriver& Active() {
   if (const LoadedDriver* active = g_active.load(std::memory_order_relaxed)) return *active;
   if (g_failure != nullptr) std::rethrow_exception(*g_failure);
   try {
-    const LoadedDriver& chosen = Choose();
+    const std::vector<LayerSpec> layers = ParseLayers(EnvString("FLAGOS_DRIVER_LAYERS").value_or(""));
+    const LoadedDriver& chosen = InLayers(Choose(), layers);
     if ((chosen.info.capabilities & FLAGOS_CAP_ACCESS_FAULTS) != 0) g_attention.fetch_or(kAttentionFaults);
+    if ((chosen.info.capabilities & FLAGOS_CAP_KERNEL_ORDER) != 0) g_attention.fetch_or(kAttentionKernels);
     g_active.store(&chosen, std::memory_order_release);
     RegisterExit();
     return chosen;

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "runtime/internal.h"
+#include "runtime/layers/exit.h"
 
 namespace torch_fl::runtime {
 namespace {
@@ -44,11 +45,20 @@ void ThrowForked(const char* call) {
 bool Exiting() noexcept { return g_exiting.load(std::memory_order_relaxed); }
 
 void RegisterExit() {
+  AddBeforeExit([] {
+    try {
+      EmptyCache();
+    } catch (const Error&) {
+      // What stays cached is reported, which is what the reader of the report wants to know.
+    }
+  });
   static const pid_t owner = getpid();
   static const int registered = std::atexit([] {
-    g_exiting.store(true, std::memory_order_relaxed);
     // A child that forked before any context has no fork mark, but the driver's promise is to this process only.
-    if (Forked() || getpid() != owner) return;
+    const bool ours = !Forked() && getpid() == owner;
+    if (ours) RunBeforeExit();
+    g_exiting.store(true, std::memory_order_relaxed);
+    if (!ours) return;
     if (Driver().at_exit != nullptr) Driver().at_exit();
   });
   if (registered != 0) throw Error(FLAGOS_OUT_OF_MEMORY, "atexit: no memory for an exit handler");

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory functions of runtime.h over one Pool a device.
+// The memory functions of runtime.h and allocator.h over one DeviceAllocator a device.
 #include <array>
 #include <cstdio>
+#include <mutex>
+#include <string>
 
-#include "runtime/pool_map.h"
+#include "runtime/allocator/device_allocator.h"
 
 namespace torch_fl::runtime {
 
@@ -12,30 +14,81 @@ constinit PageMap g_page_map;
 
 namespace {
 
-std::array<std::atomic<Pool*>, kMaxDevices> g_pools;  // leaked: tensors may outlive static destructors
+std::array<std::atomic<DeviceAllocator*>, kMaxDevices> g_allocators;  // leaked: tensors outlive static destructors
 
-Pool* PoolIfMade(int device) noexcept {
+DeviceAllocator* Made(int device) noexcept {
   if (device < 0 || device >= kMaxDevices) return nullptr;
-  return g_pools[static_cast<size_t>(device)].load(std::memory_order_acquire);
+  return g_allocators[static_cast<size_t>(device)].load(std::memory_order_acquire);
 }
 
-Pool& PoolOf(int device, const char* call) {
-  if (Pool* pool = PoolIfMade(device)) [[likely]]
-    return *pool;
+// What new allocators start with. The mutex also orders making them with changing it, so that none misses a change.
+struct Settings {
+  std::mutex mutex;
+  AllocatorConfig config;
+  HistorySettings history;
+  std::atomic<bool> history_on{false};
+};
+
+Settings& TheSettings() {
+  static auto* const settings = new Settings;  // leaked
+  return *settings;
+}
+
+DeviceAllocator& MakeAllocator(int device, const char* call) {
   CheckDevice(device, call);
-  auto fresh = std::make_unique<Pool>(device);
-  Pool* expected = nullptr;
-  if (g_pools[static_cast<size_t>(device)].compare_exchange_strong(expected, fresh.get())) return *fresh.release();
-  return *expected;
+  Settings& settings = TheSettings();
+  const std::lock_guard lock(settings.mutex);
+  if (DeviceAllocator* existing = Made(device)) return *existing;
+  auto fresh = std::make_unique<DeviceAllocator>(device, settings.config);
+  fresh->SetHistory(settings.history);
+  g_allocators[static_cast<size_t>(device)].store(fresh.get(), std::memory_order_release);
+  return *fresh.release();
+}
+
+DeviceAllocator& AllocatorOf(int device, const char* call) {
+  if (DeviceAllocator* allocator = Made(device)) [[likely]]
+    return *allocator;
+  return MakeAllocator(device, call);
+}
+
+template <class Visitor>
+void ForEachAllocator(const Visitor& visit) {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    if (DeviceAllocator* allocator = Made(device)) visit(*allocator);
+  }
+}
+
+void CheckCall(int device, const char* call) {
+  CheckNotForked(call);
+  CheckDevice(device, call);
+}
+
+void CheckConfig(const AllocatorConfig& config) {
+  const auto refuse = [](const std::string& what) { throw Error(FLAGOS_INVALID_VALUE, "allocator settings: " + what); };
+  if (config.max_split_size <= kOwnSegment * 2) {
+    refuse("max_split_size must be larger than 20 MiB, got " + std::to_string(config.max_split_size) + " bytes");
+  }
+  if (config.large_segment_size < kSegmentStep) {
+    refuse("large_segment_size must be 2 MiB at least, got " + std::to_string(config.large_segment_size) + " bytes");
+  }
+  if (!(config.garbage_collection_threshold >= 0 && config.garbage_collection_threshold < 1)) {
+    refuse("garbage_collection_threshold must be in [0, 1), got " +
+           std::to_string(config.garbage_collection_threshold));
+  }
+  for (const size_t divisions : config.roundup_power2_divisions) {
+    if ((divisions & (divisions - 1)) != 0) {
+      refuse("roundup_power2_divisions must be powers of two or 0, got " + std::to_string(divisions));
+    }
+  }
 }
 
 }  // namespace
 
 void* Allocate(int device, size_t size, const char* op) {
   CheckNotForked("allocate");
-  Pool& pool = PoolOf(device, "allocate");
+  DeviceAllocator& allocator = AllocatorOf(device, "allocate");
   if (size == 0) return nullptr;
-  return pool.Allocate(size, op);
+  return allocator.Allocate(size, op);
 }
 
 void Free(void* pointer) noexcept {
@@ -43,11 +96,10 @@ void Free(void* pointer) noexcept {
   PageMap::Slot* slot = g_page_map.Find(pointer);
   const uint64_t entry = slot != nullptr ? slot->load(std::memory_order_acquire) : 0;
   if (!EntryBeginsAt(entry, pointer)) [[unlikely]] {
-    // Nothing can be thrown here and the caller's mistake must not become a corrupted list.
     std::fprintf(stderr, "torch_fl: Free(%p): not the address of a live flagos block; ignored\n", pointer);
     return;
   }
-  PoolIfMade(EntryDevice(entry))->Free(EntryBlock(entry), slot);
+  Made(EntryDevice(entry))->Free(pointer, slot);
 }
 
 bool Owns(const void* pointer, int* device) noexcept {
@@ -62,8 +114,8 @@ bool Owns(const void* pointer, int* device) noexcept {
 bool FindLastAllocation(const void* pointer, AllocationInfo* info, bool* live) noexcept {
   if (pointer == nullptr || Forked()) return false;  // a lock may be held for ever in a child
   for (int device = 0; device < kMaxDevices; ++device) {
-    Pool* pool = PoolIfMade(device);
-    if (pool != nullptr && pool->Find(pointer, info, live)) return true;
+    DeviceAllocator* allocator = Made(device);
+    if (allocator != nullptr && allocator->Find(pointer, info, live)) return true;
   }
   return false;
 }
@@ -76,30 +128,122 @@ bool FindAllocation(const void* pointer, AllocationInfo* info) noexcept {
   return true;
 }
 
-MemoryStats GetMemoryStats(int device) {
-  CheckNotForked("memory_stats");
-  CheckDevice(device, "memory_stats");
-  Pool* pool = PoolIfMade(device);
-  return pool != nullptr ? pool->Stats() : MemoryStats{};
-}
-
-void ResetPeakStats(int device) {
-  CheckNotForked("reset_peak_memory_stats");
-  CheckDevice(device, "reset_peak_memory_stats");
-  if (Pool* pool = PoolIfMade(device)) pool->ResetPeaks();
-}
-
-void ResetAccumulatedStats(int device) {
-  CheckNotForked("reset_accumulated_memory_stats");
-  CheckDevice(device, "reset_accumulated_memory_stats");
-  if (Pool* pool = PoolIfMade(device)) pool->ResetAccumulated();
+void RecordStream(void* pointer, Stream* stream) {
+  CheckNotForked("record_stream");
+  if (pointer == nullptr || stream == nullptr) return;
+  PageMap::Slot* slot = g_page_map.Find(pointer);
+  const uint64_t entry = slot != nullptr ? slot->load(std::memory_order_acquire) : 0;
+  if (EntryBeginsAt(entry, pointer)) Made(EntryDevice(entry))->RecordStream(slot, pointer, stream);
 }
 
 void EmptyCache() {
   CheckNotForked("empty_cache");
-  for (int device = 0; device < kMaxDevices; ++device) {
-    if (Pool* pool = PoolIfMade(device)) pool->ReleaseCached();
+  ForEachAllocator([](DeviceAllocator& allocator) { allocator.EmptyCache(std::nullopt); });
+}
+
+void EmptyCache(MemoryPoolId id) {
+  CheckNotForked("empty_cache");
+  ForEachAllocator([&](DeviceAllocator& allocator) { allocator.EmptyCache(id); });
+}
+
+MemoryStats GetMemoryStats(int device) {
+  CheckCall(device, "memory_stats");
+  if (DeviceAllocator* allocator = Made(device)) return allocator->Stats();
+  MemoryStats none;
+  none.max_split_size = -1;
+  return none;
+}
+
+void ResetPeakStats(int device) {
+  CheckCall(device, "reset_peak_memory_stats");
+  if (DeviceAllocator* allocator = Made(device)) allocator->ResetPeakStats();
+}
+
+void ResetAccumulatedStats(int device) {
+  CheckCall(device, "reset_accumulated_memory_stats");
+  if (DeviceAllocator* allocator = Made(device)) allocator->ResetAccumulatedStats();
+}
+
+void SetAllocatorConfig(const AllocatorConfig& config) {
+  CheckNotForked("allocator_config");
+  CheckConfig(config);
+  Settings& settings = TheSettings();
+  const std::lock_guard lock(settings.mutex);
+  settings.config = config;
+  ForEachAllocator([&](DeviceAllocator& allocator) { allocator.Configure(config); });
+}
+
+AllocatorConfig GetAllocatorConfig() {
+  CheckNotForked("allocator_config");
+  Settings& settings = TheSettings();
+  const std::lock_guard lock(settings.mutex);
+  return settings.config;
+}
+
+void SetMemoryFraction(int device, double fraction) {
+  CheckCall(device, "set_per_process_memory_fraction");
+  if (!(fraction > 0 && fraction <= 1)) {
+    throw Error(FLAGOS_INVALID_VALUE,
+                "set_per_process_memory_fraction: the fraction must be more than 0 and at most 1, got " +
+                    std::to_string(fraction));
   }
+  AllocatorOf(device, "set_per_process_memory_fraction").SetFraction(fraction);
+}
+
+double GetMemoryFraction(int device) {
+  CheckCall(device, "get_per_process_memory_fraction");
+  DeviceAllocator* allocator = Made(device);
+  return allocator != nullptr ? allocator->Fraction() : 1;
+}
+
+void BeginAllocateToPool(int device, MemoryPoolId id, std::function<bool(Stream*)> filter) {
+  CheckNotForked("begin_allocate_to_pool");
+  AllocatorOf(device, "begin_allocate_to_pool").BeginPool(id, std::move(filter));
+}
+
+void EndAllocateToPool(int device, MemoryPoolId id) {
+  CheckNotForked("end_allocate_to_pool");
+  AllocatorOf(device, "end_allocate_to_pool").EndPool(id);
+}
+
+void RetainPool(int device, MemoryPoolId id) {
+  CheckNotForked("retain_pool");
+  AllocatorOf(device, "retain_pool").RetainPool(id);
+}
+
+void ReleasePool(int device, MemoryPoolId id) {
+  CheckNotForked("release_pool");
+  AllocatorOf(device, "release_pool").ReleasePool(id);
+}
+
+int PoolUseCount(int device, MemoryPoolId id) {
+  CheckCall(device, "pool_use_count");
+  DeviceAllocator* allocator = Made(device);
+  return allocator != nullptr ? allocator->PoolUses(id) : 0;
+}
+
+void RecordMemoryHistory(size_t max_entries, HistoryContext when, GatherContext gather) {
+  CheckNotForked("record_memory_history");
+  Settings& settings = TheSettings();
+  const std::lock_guard lock(settings.mutex);
+  settings.history = {max_entries, when, gather};
+  settings.history_on.store(max_entries != 0, std::memory_order_relaxed);
+  ForEachAllocator([&](DeviceAllocator& allocator) { allocator.SetHistory(settings.history); });
+}
+
+bool MemoryHistoryEnabled() noexcept { return TheSettings().history_on.load(std::memory_order_relaxed); }
+
+MemorySnapshot TakeMemorySnapshot(std::optional<MemoryPoolId> pool) {
+  CheckNotForked("memory_snapshot");
+  MemorySnapshot out;
+  for (int device = 0, count = DeviceCount(); device < count; ++device) {
+    if (DeviceAllocator* allocator = Made(device)) {
+      allocator->Snapshot(pool, &out);
+    } else {
+      out.traces.emplace_back();
+    }
+  }
+  return out;
 }
 
 }  // namespace torch_fl::runtime

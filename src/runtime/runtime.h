@@ -27,6 +27,7 @@ struct DriverInfo {
   std::string implementation;  // from the table
   uint64_t capabilities = 0;  // FLAGOS_CAP_* bits
   std::vector<std::string> missing_entries;  // optional table entries that are NULL
+  std::vector<std::string> layers;  // FLAGOS_DRIVER_LAYERS, outermost first
 };
 
 // The active driver's table, completed: entries beyond the driver's struct_size are NULL. Loads and initialises the driver on first use:
@@ -46,8 +47,13 @@ bool HardwareDetected() noexcept;
 enum : uint32_t {
   kAttentionForked = 1u << 0,  // this process is a forked child of an initialised parent
   kAttentionFaults = 1u << 1,  // the driver reports host accesses to device memory
+  kAttentionKernels = 1u << 2,  // the driver or a layer wants KernelEnd (FLAGOS_CAP_KERNEL_ORDER)
 };
 extern std::atomic<uint32_t> g_attention;
+// Kernels that run in place must be reported with KernelEnd.
+inline bool KernelsAreOrdered() noexcept {
+  return (g_attention.load(std::memory_order_relaxed) & kAttentionKernels) != 0;
+}
 // Throws the fork error, or `host access to device memory: allocation #N, SIZE bytes, allocated by OP` for the oldest
 // recorded fault.
 void CheckAttentionSlow(const char* call);
@@ -76,23 +82,9 @@ bool HostView();
 // host address = device address + offset. Only with HostView().
 ptrdiff_t HostViewOffset(int device);
 
-// ---- Memory: a pool of size classes over memory_alloc ----------------------------------------------------------------------
+// ---- Memory: the caching device allocator (allocator.h: statistics, limits, pools, snapshots) --------------------------------
 
-struct MemoryStats {  // bytes and counts since start; peaks since the last ResetPeakStats
-  uint64_t allocated_bytes = 0;  // asked for by callers, live
-  uint64_t reserved_bytes = 0;  // held from the driver, live + cached
-  uint64_t peak_allocated_bytes = 0;
-  uint64_t peak_reserved_bytes = 0;
-  uint64_t active_blocks = 0;  // live blocks
-  uint64_t num_alloc_calls = 0;
-  uint64_t num_free_calls = 0;
-  uint64_t num_device_malloc = 0;  // memory_alloc calls that succeeded
-  uint64_t num_device_free = 0;
-  uint64_t num_alloc_retries = 0;  // cache emptied and tried again before an OOM
-  uint64_t num_ooms = 0;
-  uint64_t total_allocated_bytes = 0;  // ever
-  uint64_t total_freed_bytes = 0;
-};
+class Stream;
 
 struct AllocationInfo {
   void* base = nullptr;  // device address
@@ -112,20 +104,21 @@ void Free(void* pointer) noexcept;
 bool Owns(const void* pointer, int* device) noexcept;
 // The live block that holds the address (interior addresses too).
 bool FindAllocation(const void* pointer, AllocationInfo* info) noexcept;
-MemoryStats GetMemoryStats(int device);
-void ResetPeakStats(int device);
-void ResetAccumulatedStats(int device);
+// Work queued on `stream` up to the block's Free uses it: the block is not handed out again before that work is done.
+// `pointer` is what Allocate gave; anything else is ignored. The stream a block was allocated on needs no mention.
+void RecordStream(void* pointer, Stream* stream);
 void EmptyCache();  // gives cached blocks back to the driver, on every device
 
 // Copies. `dst_device`/`src_device` are device indices or FLAGOS_HOST. Ordered on the current stream of the device side
-// (dst's if both are devices). With async=false the bytes have moved when it returns.
+// (dst's if both are devices). With async=false the bytes have moved when it returns. With async=true: pinned host memory
+// must stay as it is until the stream gets there (its own allocator knows, see pinned.h); a pageable source has been read, a
+// pageable destination has been written when it returns.
 void Copy(void* dst, int dst_device, const void* src, int src_device, size_t size, bool async);
 void Fill(void* dst, int device, uint8_t value, size_t size);
 
 // ---- Streams -------------------------------------------------------------------------------------------------------------
 
 // Streams live as long as the process; a Stream* never dangles. Id 0 is the device's default stream.
-class Stream;
 int StreamDevice(const Stream* stream) noexcept;
 int64_t StreamId(const Stream* stream) noexcept;
 int StreamPriority(const Stream* stream) noexcept;
@@ -139,9 +132,15 @@ void* StreamNative(Stream* stream);
 bool QueryStream(Stream* stream);  // true when idle
 void SynchronizeStream(Stream* stream);
 void StreamHostFunc(Stream* stream, flagos_host_func_t func, void* user_data);
-// Called before a CPU kernel runs on device memory: waits for the calling thread's current stream of `device`. Costs one
-// load when nothing was ever queued on it.
-void DrainCurrentStream(int device);
+
+// ---- Kernels that the caller runs in place on the host view ------------------------------------------------------------------
+
+// Before: waits until everything queued on the calling thread's current stream of `device` has happened. Costs one load
+// when nothing was ever queued on it. Orders nothing else.
+void KernelBegin(int device);
+// After, only when KernelsAreOrdered(): gives the kernel its place in the stream's order and lets a checker see
+// what it touched. Throws UNORDERED when the kernel raced with other work.
+void KernelEnd(int device, const char* op, const flagos_access_t* accesses, size_t count);
 
 // ---- Events --------------------------------------------------------------------------------------------------------------
 

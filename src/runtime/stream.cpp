@@ -235,8 +235,28 @@ void StreamHostFunc(Stream* stream, flagos_host_func_t func, void* user_data) {
   stream->MarkSubmitted();
 }
 
-void DrainCurrentStream(int device) {
+void KernelBegin(int device) {
+  if (KernelsAreOrdered()) [[unlikely]] {
+    // A stream that was never used has nothing to wait for.
+    Stream* stream = CurrentStreamIfMade(device);
+    if (stream == nullptr || !stream->Dirty()) return;
+    CheckStatus(Driver().kernel_begin(stream->Handle()), "kernel_begin", device);
+    return;
+  }
   if (Stream* stream = CurrentStreamIfMade(device)) stream->Drain();
+}
+
+void KernelEnd(int device, const char* op, const flagos_access_t* accesses, size_t count) {
+  CheckNotForked(op);
+  flagos_kernel_t kernel{};
+  kernel.struct_size = sizeof kernel;
+  kernel.name = op;
+  kernel.accesses = accesses;
+  kernel.access_count = count;
+  Stream* stream = CurrentStream(device);
+  const flagos_status_t status = Driver().kernel_end(stream->Handle(), &kernel);
+  stream->MarkSubmitted();
+  CheckStatus(status, "kernel_end", device);
 }
 
 }  // namespace torch_fl::runtime

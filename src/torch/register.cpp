@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "torch/device/allocator.h"
+#include "torch/device/pinned.h"
 #include "torch/device/storage.h"
 #include "torch/route/registry.h"
 
@@ -14,6 +15,7 @@ void RegisterBackend() {
   std::call_once(once, [] {
     RegisterGuard();
     RegisterAllocator();
+    RegisterPinned();
     RegisterStorage();
     RegisterHooks();
     RegisterRoutes();

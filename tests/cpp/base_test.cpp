@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/options.h"
 #include "child.h"
-#include "runtime/size_class.h"
 
 namespace torch_fl::test {
 namespace {
@@ -51,24 +50,6 @@ TEST(Options, FormatBytes) {
 TEST(Status, Names) {
   EXPECT_EQ(StatusName(FLAGOS_OUT_OF_MEMORY), "OUT_OF_MEMORY");
   EXPECT_EQ(StatusName(static_cast<flagos_status_t>(99)), "status 99");
-}
-
-TEST(SizeClass, HoldsTheRequestAndWastesLittle) {
-  const auto check = [](size_t size) {
-    const int size_class = runtime::SizeClassOf(size);
-    const size_t block = runtime::SizeOfClass(size_class);
-    ASSERT_GE(block, size);
-    ASSERT_EQ(block % runtime::kGranule, 0u);
-    ASSERT_LE(block, size + size / 8 + runtime::kGranule) << size;
-    ASSERT_EQ(runtime::SizeClassOf(block), size_class);
-    if (size_class > 0) {
-      ASSERT_LT(runtime::SizeOfClass(size_class - 1), size);
-    }
-  };
-  for (size_t size = 1; size <= 300000; size += 37) check(size);
-  for (size_t base = 512; base < runtime::kMaxRequest; base *= 2) {
-    for (const size_t size : {base - 1, base, base + 1, base + base / 3}) check(size);
-  }
 }
 
 }  // namespace

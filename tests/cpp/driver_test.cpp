@@ -1,25 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host driver through its table, for what the runtime never does.
-#include <atomic>
 #include <cstring>
 
-#include "child.h"
+#include "host_driver.h"
 
 namespace torch_fl::test {
 namespace {
 
-const flagos_driver_v1_t& D() { return runtime::Driver(); }
-
-// The status, after checking that a failure left its function and a text.
-void ExpectFails(flagos_status_t actual, flagos_status_t expected, const char* function) {
-  EXPECT_EQ(actual, expected);
-  EXPECT_EQ(D().last_error()->status, expected);
-  EXPECT_STREQ(D().last_error()->function, function);
-  EXPECT_STRNE(D().last_error()->vendor_text, "");
-}
-
 TEST(HostDriver, Handles) {
-  InChild({{"FLAGOS_HOST_DEVICES", "2"}}, [] {
+  InQueueModes({{"FLAGOS_HOST_DEVICES", "2"}}, [] {
     flagos_stream_t stream = nullptr;
     flagos_event_t event = nullptr;
     ASSERT_EQ(D().stream_create(0, FLAGOS_STREAM_DEFAULT, 0, &stream), FLAGOS_OK);
@@ -41,7 +30,7 @@ TEST(HostDriver, Handles) {
 }
 
 TEST(HostDriver, DestroyedStreamFinishesItsWork) {
-  InChild({}, [] {
+  InQueueModes({}, [] {
     flagos_stream_t stream = nullptr;
     ASSERT_EQ(D().stream_create(0, 0, 0, &stream), FLAGOS_OK);
     static std::atomic<bool> open{false};
@@ -59,7 +48,7 @@ TEST(HostDriver, DestroyedStreamFinishesItsWork) {
 }
 
 TEST(HostDriver, HostFunctionsMayNotWait) {
-  InChild({}, [] {
+  InQueueModes({}, [] {
     flagos_stream_t stream = nullptr;
     void* block = nullptr;
     ASSERT_EQ(D().stream_create(0, 0, 0, &stream), FLAGOS_OK);
@@ -84,7 +73,7 @@ TEST(HostDriver, HostFunctionsMayNotWait) {
 }
 
 TEST(HostDriver, Memory) {
-  InChild({{"FLAGOS_HOST_MEMORY", "1M"}}, [] {
+  InQueueModes({{"FLAGOS_HOST_MEMORY", "1M"}}, [] {
     void* block = nullptr;
     void* none = &block;
     EXPECT_EQ(D().memory_alloc(0, 0, &none), FLAGOS_OK);
@@ -104,7 +93,7 @@ TEST(HostDriver, Memory) {
 }
 
 TEST(HostDriver, FreeWaitsForPendingWork) {
-  InChild({}, [] {
+  InQueueModes({}, [] {
     flagos_stream_t stream = nullptr;
     void* block = nullptr;
     ASSERT_EQ(D().stream_create(0, 0, 0, &stream), FLAGOS_OK);
@@ -117,7 +106,7 @@ TEST(HostDriver, FreeWaitsForPendingWork) {
 }
 
 TEST(HostDriver, PinnedMemoryAndPointers) {
-  InChild({}, [] {
+  InQueueModes({}, [] {
     char* pinned = nullptr;
     ASSERT_EQ(D().host_alloc(10000, reinterpret_cast<void**>(&pinned)), FLAGOS_OK);
     flagos_pointer_info_t info{};
@@ -154,7 +143,7 @@ TEST(HostDriver, PinnedMemoryAndPointers) {
 }
 
 TEST(HostDriver, PinnedSourcesAreReadWhenTheCopyRuns) {
-  InChild({}, [] {
+  InQueueModes({}, [] {
     flagos_stream_t stream = nullptr;
     void* block = nullptr;
     void* pinned = nullptr;
@@ -174,7 +163,7 @@ TEST(HostDriver, PinnedSourcesAreReadWhenTheCopyRuns) {
 }
 
 TEST(HostDriver, Peers) {
-  InChild({{"FLAGOS_HOST_DEVICES", "2"}}, [] {
+  InQueueModes({{"FLAGOS_HOST_DEVICES", "2"}}, [] {
     int32_t can = 0;
     EXPECT_EQ(D().peer_can_access(0, 1, &can), FLAGOS_OK);
     EXPECT_EQ(can, 1);
@@ -187,7 +176,7 @@ TEST(HostDriver, Peers) {
 }
 
 TEST(HostDriver, CallerWithAnOlderInfoStruct) {
-  InChild({}, [] {
+  InQueueModes({}, [] {
     struct {
       flagos_device_info_t info;
       char guard[16];
@@ -198,6 +187,126 @@ TEST(HostDriver, CallerWithAnOlderInfoStruct) {
     EXPECT_EQ(buffer.info.struct_size, offsetof(flagos_device_info_t, total_memory));
     EXPECT_EQ(std::strncmp(buffer.info.name, "simulated", 9), 0);
     EXPECT_EQ(buffer.info.total_memory, 0x5A5A5A5A5A5A5A5Aull) << "a field the caller does not know";
+  });
+}
+
+TEST(HostDriver, CopiesPastTheEndAreRefused) {
+  for (const char* protect : {"0", "1"}) {
+    InQueueModes({{"FLAGOS_HOST_PROTECT", protect}, {"FLAGOS_HOST_DEVICES", "2"}}, [protect] {
+      flagos_stream_t stream = nullptr;
+      ASSERT_EQ(D().stream_create(0, 0, 0, &stream), FLAGOS_OK);
+      char* block = nullptr;
+      char* far = nullptr;
+      char* pinned = nullptr;
+      ASSERT_EQ(D().memory_alloc(0, 1000, reinterpret_cast<void**>(&block)), FLAGOS_OK);
+      ASSERT_EQ(D().memory_alloc(1, 1000, reinterpret_cast<void**>(&far)), FLAGOS_OK);
+      ASSERT_EQ(D().host_alloc(1000, reinterpret_cast<void**>(&pinned)), FLAGOS_OK);
+      char* view = View<char>(block);
+      std::vector<char> host(4096);
+      for (const flagos_stream_t on : {flagos_stream_t{nullptr}, stream}) {
+        const auto refused = [&](void* dst, int dst_device, const void* src, int src_device, size_t size) {
+          ExpectFails(D().copy(dst, dst_device, src, src_device, size, on), FLAGOS_INVALID_VALUE, "copy");
+        };
+        refused(block, 0, host.data(), FLAGOS_HOST, 1001);
+        refused(block + 999, 0, host.data(), FLAGOS_HOST, 2);
+        refused(host.data(), FLAGOS_HOST, block, 0, 1001);
+        refused(block, 0, far, 1, 1001);
+        refused(block, 0, pinned + 1, FLAGOS_HOST, 1000);
+        refused(pinned + 999, FLAGOS_HOST, block, 0, 2);
+        refused(far, 1, view + 1, FLAGOS_HOST, 1000);
+        refused(host.data(), FLAGOS_HOST, block, 0, ~size_t{0});
+        refused(block, 0, host.data(), FLAGOS_HOST, ~size_t{0});
+        refused(block, 1, host.data(), FLAGOS_HOST, 8);  // another device's
+        refused(host.data(), 0, block, 0, 8);            // host memory as device memory
+        refused(block, 0, nullptr, FLAGOS_HOST, 8);
+        refused(nullptr, 0, host.data(), FLAGOS_HOST, 8);
+        refused(block, 0, block, 0, 8);
+        refused(block + 7, 0, block, 0, 8);
+        refused(host.data(), FLAGOS_HOST, host.data() + 64, FLAGOS_HOST, 8);
+        ExpectFails(D().copy(block, 2, host.data(), FLAGOS_HOST, 8, on), FLAGOS_INVALID_DEVICE, "copy");
+        ExpectFails(D().copy(block, 0, host.data(), -2, 8, on), FLAGOS_INVALID_DEVICE, "copy");
+        ExpectFails(D().fill(block, 0, 1, 1001, on), FLAGOS_INVALID_VALUE, "fill");
+        ExpectFails(D().fill(pinned, 0, 1, 8, on), FLAGOS_INVALID_VALUE, "fill");
+        ExpectFails(D().fill(block, FLAGOS_HOST, 1, 8, on), FLAGOS_INVALID_DEVICE, "fill");
+        if (std::strcmp(protect, "1") == 0) {
+          refused(far, 1, block, FLAGOS_HOST, 8);
+          refused(view, 0, host.data(), FLAGOS_HOST, 8);
+        }
+        EXPECT_EQ(D().copy(block + 8, 0, block, 0, 8, on), FLAGOS_OK) << "they touch";
+        EXPECT_EQ(D().copy(block, 0, pinned, FLAGOS_HOST, 1000, on), FLAGOS_OK);
+        ASSERT_EQ(D().device_sync(0), FLAGOS_OK);  // the host view is read as host memory, which nothing orders
+        EXPECT_EQ(D().copy(far, 1, view, FLAGOS_HOST, 1000, nullptr), FLAGOS_OK);
+      }
+      // A stream of a device that takes no part.
+      ExpectFails(D().copy(far, 1, host.data(), FLAGOS_HOST, 8, stream), FLAGOS_INVALID_VALUE, "copy");
+      ExpectFails(D().fill(far, 1, 0, 8, stream), FLAGOS_INVALID_VALUE, "fill");
+      EXPECT_EQ(D().copy(far, 1, block, 0, 8, stream), FLAGOS_OK);
+    });
+  }
+}
+
+TEST(HostDriver, FreesOfWrongPointersAreRefused) {
+  InQueueModes({{"FLAGOS_HOST_DEVICES", "2"}}, [] {
+    char* block = nullptr;
+    char* pinned = nullptr;
+    std::vector<char> host(4096);
+    ASSERT_EQ(D().memory_alloc(0, 1000, reinterpret_cast<void**>(&block)), FLAGOS_OK);
+    ASSERT_EQ(D().host_alloc(1000, reinterpret_cast<void**>(&pinned)), FLAGOS_OK);
+    ASSERT_EQ(D().host_register(host.data(), 1000), FLAGOS_OK);
+    for (void* pointer : {static_cast<void*>(block + 1), static_cast<void*>(pinned), static_cast<void*>(host.data())}) {
+      ExpectFails(D().memory_free(0, pointer), FLAGOS_INVALID_VALUE, "memory_free");
+    }
+    ExpectFails(D().memory_free(1, block), FLAGOS_INVALID_VALUE, "memory_free");
+    ExpectFails(D().memory_free(2, block), FLAGOS_INVALID_DEVICE, "memory_free");
+    for (void* pointer : {static_cast<void*>(block), static_cast<void*>(pinned + 1), static_cast<void*>(host.data())}) {
+      ExpectFails(D().host_free(pointer), FLAGOS_INVALID_VALUE, "host_free");
+    }
+    for (void* pointer : {static_cast<void*>(block), static_cast<void*>(pinned), static_cast<void*>(host.data() + 1)}) {
+      ExpectFails(D().host_unregister(pointer), FLAGOS_INVALID_VALUE, "host_unregister");
+    }
+    // Registration: neither twice nor overlapping, and host memory only.
+    ExpectFails(D().host_register(host.data() + 999, 2), FLAGOS_ALREADY, "host_register");
+    ExpectFails(D().host_register(pinned + 10, 10), FLAGOS_ALREADY, "host_register");
+    ExpectFails(D().host_register(block, 8), FLAGOS_INVALID_VALUE, "host_register");
+    ExpectFails(D().host_register(nullptr, 8), FLAGOS_INVALID_VALUE, "host_register");
+    EXPECT_EQ(D().host_register(host.data() + 1000, 10), FLAGOS_OK) << "they touch";
+    ASSERT_EQ(D().host_unregister(host.data()), FLAGOS_OK);
+    ExpectFails(D().host_register(host.data() + 990, 100), FLAGOS_ALREADY, "host_register");  // spans one
+    ASSERT_EQ(D().memory_free(0, block), FLAGOS_OK);
+    ExpectFails(D().memory_free(0, block), FLAGOS_INVALID_VALUE, "memory_free");
+    ASSERT_EQ(D().host_free(pinned), FLAGOS_OK);
+    ExpectFails(D().host_free(pinned), FLAGOS_INVALID_VALUE, "host_free");
+  });
+}
+
+TEST(HostDriver, HandlesOfTheWrongKindOrDevice) {
+  InQueueModes({{"FLAGOS_HOST_DEVICES", "2"}}, [] {
+    flagos_stream_t stream = nullptr;
+    flagos_event_t event = nullptr;
+    flagos_event_t far = nullptr;
+    ASSERT_EQ(D().stream_create(0, 0, 0, &stream), FLAGOS_OK);
+    ASSERT_EQ(D().event_create(0, FLAGOS_EVENT_TIMING, &event), FLAGOS_OK);
+    ASSERT_EQ(D().event_create(1, FLAGOS_EVENT_TIMING, &far), FLAGOS_OK);
+    ExpectFails(D().stream_sync(reinterpret_cast<flagos_stream_t>(event)), FLAGOS_INVALID_HANDLE, "stream_sync");
+    ExpectFails(D().event_sync(reinterpret_cast<flagos_event_t>(stream)), FLAGOS_INVALID_HANDLE, "event_sync");
+    ExpectFails(D().event_record(far, stream), FLAGOS_INVALID_HANDLE, "event_record");
+    ASSERT_EQ(D().event_record(event, stream), FLAGOS_OK);
+    ASSERT_EQ(D().event_record(far, nullptr), FLAGOS_OK);
+    float ms = 0;
+    ExpectFails(D().event_elapsed(event, far, &ms), FLAGOS_INVALID_HANDLE, "event_elapsed");
+    EXPECT_EQ(D().stream_wait(stream, far), FLAGOS_OK) << "waiting across devices is fine";
+    ASSERT_EQ(D().event_destroy(event), FLAGOS_OK);
+    for (const flagos_event_t bad : {event, flagos_event_t{nullptr}}) {
+      ExpectFails(D().event_destroy(bad), FLAGOS_INVALID_HANDLE, "event_destroy");
+      ExpectFails(D().event_record(bad, stream), FLAGOS_INVALID_HANDLE, "event_record");
+      ExpectFails(D().event_sync(bad), FLAGOS_INVALID_HANDLE, "event_sync");
+      ExpectFails(D().event_elapsed(bad, far, &ms), FLAGOS_INVALID_HANDLE, "event_elapsed");
+      ExpectFails(D().stream_wait(stream, bad), FLAGOS_INVALID_HANDLE, "stream_wait");
+    }
+    ASSERT_EQ(D().stream_destroy(stream), FLAGOS_OK);
+    ExpectFails(D().stream_wait(stream, far), FLAGOS_INVALID_HANDLE, "stream_wait");
+    ExpectFails(D().stream_host_func(stream, [](void*) {}, nullptr), FLAGOS_INVALID_HANDLE, "stream_host_func");
+    ExpectFails(D().event_record(far, stream), FLAGOS_INVALID_HANDLE, "event_record");
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include "child.h"
 #include "gate.h"
+#include "runtime/allocator.h"
 
 namespace torch_fl::test {
 namespace {
@@ -77,7 +78,7 @@ TEST(Fork, ChildMayOnlyFree) {
       EXPECT_TRUE(std::all_of(bytes, bytes + (1u << 20), [](unsigned char byte) { return byte == 42; }));
       bytes = static_cast<const unsigned char*>(large) + offset;
       EXPECT_TRUE(std::all_of(bytes, bytes + (8u << 20), [](unsigned char byte) { return byte == 43; }));
-      EXPECT_EQ(runtime::GetMemoryStats(0).active_blocks, 2u);
+      EXPECT_EQ(runtime::GetMemoryStats(0).allocation[runtime::kAllPools].current, 2u);
       runtime::DestroyEvent(event);
     });
   }
@@ -90,7 +91,7 @@ TEST(Fork, BeforeAnyContextIsHarmless) {
     Forked([] {
       void* block = runtime::Allocate(0, 64);
       runtime::Fill(block, 0, 3, 64);
-      runtime::DrainCurrentStream(0);
+      runtime::KernelBegin(0);
       EXPECT_EQ(View(block)[63], 3);
     });
     EXPECT_NE(runtime::Allocate(0, 64), nullptr) << "the parent is not disturbed";

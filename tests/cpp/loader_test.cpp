@@ -28,9 +28,9 @@ std::string Plugin(const std::string& name) { return "FLAGOS_DRIVER_PLUGIN=" + F
 
 TEST(Loader, UnknownDriver) {
   ExpectRefused({{"FLAGOS_DRIVER", "nosuch"}}, FLAGOS_LIBRARY_MISSING,
-                "FLAGOS_DRIVER=nosuch: no such driver; available: host, null (in " TEST_DRIVERS ")");
+                "FLAGOS_DRIVER=nosuch: no such driver; available: cuda, host, null (in " TEST_DRIVERS ")");
   ExpectRefused({{"FLAGOS_DRIVER", "../host"}}, FLAGOS_LIBRARY_MISSING,
-                "FLAGOS_DRIVER=../host: no such driver; available: host, null (in " TEST_DRIVERS ")");
+                "FLAGOS_DRIVER=../host: no such driver; available: cuda, host, null (in " TEST_DRIVERS ")");
 }
 
 TEST(Loader, EmptyFolder) {
@@ -103,7 +103,7 @@ TEST(Loader, OptionsReachTheDriver) {
   ExpectRefused(
       {{"FLAGOS_DRIVER", "host"}, {"FLAGOS_HOST_COLOUR", "red"}}, FLAGOS_INVALID_VALUE,
       "FLAGOS_DRIVER=host: init failed with INVALID_VALUE: unknown option colour=red; known: devices (0..64), "
-      "memory (bytes, suffix K, M, G or T), protect, poison, misalign (0 or 1), queue (eager) "
+      "memory (bytes, suffix K, M, G or T), protect, poison, misalign (0 or 1), queue (eager or lazy) "
       "[FLAGOS_HOST_COLOUR=red]");
   for (const auto& [name, value] : Environment{{"FLAGOS_HOST_DEVICES", "65"},
                                                {"FLAGOS_HOST_DEVICES", "two"},
@@ -117,9 +117,23 @@ TEST(Loader, OptionsReachTheDriver) {
       EXPECT_NE(text.find("[" + name + "=" + value + "]"), std::string::npos) << text;
     });
   }
-  InChild({{"FLAGOS_HOST_QUEUE", "lazy"}}, [] { ErrorOf([] { runtime::Driver(); }, FLAGOS_UNSUPPORTED); });
   InChild({{"FLAGOS_HOST_QUEUE", "eager"}, {"FLAGOS_HOST_DEVICES", ""}},
           [] { EXPECT_EQ(runtime::DeviceCount(), 1) << "an empty variable counts as unset"; });
+}
+
+TEST(Loader, UnknownLayer) {
+  ExpectRefused(
+      {{"FLAGOS_DRIVER_LAYERS", "validate,speed"}}, FLAGOS_INVALID_VALUE,
+      "FLAGOS_DRIVER_LAYERS=validate,speed: unknown layer 'speed'; known: validate, trace, leak, fault, delay");
+}
+
+TEST(Loader, Layers) {
+  InChild({{"FLAGOS_DRIVER_LAYERS", "validate,leak"}}, [] {
+    EXPECT_EQ(runtime::GetDriverInfo().layers, (std::vector<std::string>{"validate", "leak"}));
+    EXPECT_EQ(runtime::GetDriverInfo().platform, "host");
+    EXPECT_NE(runtime::GetDriverInfo().capabilities & FLAGOS_CAP_KERNEL_ORDER, 0u);
+  });
+  InChild({{"FLAGOS_DRIVER_LAYERS", ""}}, [] { EXPECT_TRUE(runtime::GetDriverInfo().layers.empty()); });
 }
 
 TEST(Loader, DefaultIsHost) {
@@ -130,7 +144,7 @@ TEST(Loader, DefaultIsHost) {
     EXPECT_EQ(runtime::DeviceCount(), 1);
     EXPECT_EQ(runtime::UnavailableReason(), "");
     EXPECT_FALSE(runtime::HardwareDetected());
-    EXPECT_EQ(runtime::AvailableDrivers(), (std::vector<std::string>{"host", "null"}));
+    EXPECT_EQ(runtime::AvailableDrivers(), (std::vector<std::string>{"cuda", "host", "null"}));
     EXPECT_FALSE(runtime::HasContext(0)) << "queries create no context";
     EXPECT_GT(runtime::DeviceInfo(0).total_memory, 0u);
     EXPECT_FALSE(runtime::HasContext(0));

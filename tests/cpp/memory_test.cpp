@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "child.h"
+#include "runtime/allocator.h"
 
 namespace torch_fl::test {
 namespace {
@@ -26,30 +27,32 @@ TEST(Pool, ReusesAndCounts) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
     std::memset(View(first), 1, 1000);
     auto stats = GetMemoryStats(0);
-    EXPECT_EQ(stats.allocated_bytes, 1000u);
-    EXPECT_EQ(stats.active_blocks, 1u);
-    EXPECT_EQ(stats.num_device_malloc, 1u);
-    EXPECT_GE(stats.reserved_bytes, 1024u);
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].current, 1024);
+    EXPECT_EQ(stats.requested_bytes[runtime::kAllPools].current, 1000);
+    EXPECT_EQ(stats.allocation[runtime::kSmallPool].current, 1);
+    EXPECT_EQ(stats.num_device_alloc, 1);
+    EXPECT_EQ(stats.reserved_bytes[runtime::kAllPools].current, 2 << 20);
     Free(first);
-    EXPECT_EQ(Allocate(0, 1020), first) << "a freed block of the class is taken first";
+    EXPECT_EQ(Allocate(0, 1020), first) << "a freed block of the size is taken first";
     void* second = Allocate(0, 1020);
-    EXPECT_NE(second, first);
+    EXPECT_EQ(second, static_cast<char*>(first) + 1024) << "cut from the rest of the segment";
     stats = GetMemoryStats(0);
-    EXPECT_EQ(stats.num_device_malloc, 1u) << "small blocks share a segment";
-    EXPECT_EQ(stats.peak_allocated_bytes, 2040u);
+    EXPECT_EQ(stats.num_device_alloc, 1) << "small blocks share a segment";
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].peak, 2048);
+    EXPECT_EQ(stats.requested_bytes[runtime::kAllPools].peak, 2040);
     Free(first);
     Free(second);
     stats = GetMemoryStats(0);
-    EXPECT_EQ(stats.allocated_bytes, 0u);
-    EXPECT_EQ(stats.active_blocks, 0u);
-    EXPECT_EQ(stats.num_alloc_calls, 3u);
-    EXPECT_EQ(stats.num_free_calls, 3u);
-    EXPECT_EQ(stats.total_allocated_bytes, 3040u);
-    EXPECT_EQ(stats.total_freed_bytes, 3040u);
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].current, 0);
+    EXPECT_EQ(stats.allocation[runtime::kAllPools].current, 0);
+    EXPECT_EQ(stats.allocation[runtime::kAllPools].allocated, 3);
+    EXPECT_EQ(stats.allocation[runtime::kAllPools].freed, 3);
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].allocated, 3 * 1024);
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].freed, 3 * 1024);
     runtime::ResetPeakStats(0);
-    EXPECT_EQ(GetMemoryStats(0).peak_allocated_bytes, 0u);
+    EXPECT_EQ(GetMemoryStats(0).allocated_bytes[runtime::kAllPools].peak, 0);
     runtime::ResetAccumulatedStats(0);
-    EXPECT_EQ(GetMemoryStats(0).num_alloc_calls, 0u);
+    EXPECT_EQ(GetMemoryStats(0).allocation[runtime::kAllPools].allocated, 0);
   });
 }
 
@@ -116,13 +119,13 @@ TEST(Pool, MistakesAreIgnoredAndStatsStayRight) {
     Free(block + 16);
     int on_stack = 0;
     Free(&on_stack);
-    EXPECT_EQ(GetMemoryStats(0).active_blocks, 1u);
+    EXPECT_EQ(GetMemoryStats(0).allocation[runtime::kAllPools].current, 1u);
     Free(block);
     Free(block);
     const auto stats = GetMemoryStats(0);
-    EXPECT_EQ(stats.active_blocks, 0u);
-    EXPECT_EQ(stats.allocated_bytes, 0u);
-    EXPECT_EQ(stats.num_free_calls, 1u);
+    EXPECT_EQ(stats.allocation[runtime::kAllPools].current, 0u);
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].current, 0u);
+    EXPECT_EQ(stats.allocation[runtime::kAllPools].freed, 1u);
   });
 }
 
@@ -137,7 +140,7 @@ TEST(Pool, ProducerAndConsumerReachASteadyState) {
     std::vector<void*> most;
     for (int step = 0; step < 5 * 6; ++step) most.push_back(Allocate(0, size_of(step)));
     for (void* block : most) Free(block);
-    const uint64_t reserved = GetMemoryStats(0).reserved_bytes;
+    const int64_t reserved = GetMemoryStats(0).reserved_bytes[runtime::kAllPools].current;
     std::thread consumer([&] {
       std::unique_lock lock(mutex);
       for (;;) {
@@ -164,8 +167,8 @@ TEST(Pool, ProducerAndConsumerReachASteadyState) {
       changed.notify_all();
     }
     consumer.join();
-    EXPECT_EQ(GetMemoryStats(0).reserved_bytes, reserved);
-    EXPECT_EQ(GetMemoryStats(0).allocated_bytes, 0u);
+    EXPECT_EQ(GetMemoryStats(0).reserved_bytes[runtime::kAllPools].current, reserved);
+    EXPECT_EQ(GetMemoryStats(0).allocated_bytes[runtime::kAllPools].current, 0u);
   });
 }
 
@@ -209,10 +212,10 @@ TEST(Pool, ManyThreads) {
     cleaner.join();
     runtime::EmptyCache();
     const auto stats = GetMemoryStats(0);
-    EXPECT_EQ(stats.allocated_bytes, 0u);
-    EXPECT_EQ(stats.reserved_bytes, 0u);
-    EXPECT_EQ(stats.num_alloc_calls, stats.num_free_calls);
-    EXPECT_EQ(stats.num_device_malloc, stats.num_device_free);
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].current, 0u);
+    EXPECT_EQ(stats.reserved_bytes[runtime::kAllPools].current, 0u);
+    EXPECT_EQ(stats.allocation[runtime::kAllPools].allocated, stats.allocation[runtime::kAllPools].freed);
+    EXPECT_EQ(stats.num_device_alloc, stats.num_device_free);
   });
 }
 
@@ -229,9 +232,9 @@ TEST(Pool, OutOfMemoryAndRecovery) {
     auto stats = GetMemoryStats(0);
     EXPECT_EQ(stats.num_ooms, 1u);
     EXPECT_EQ(stats.num_alloc_retries, 1u);
-    EXPECT_EQ(stats.allocated_bytes, (40u << 20) + 100u);
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].current, (40 << 20) + 512);
     Free(big);
-    // Cached blocks of another class are given back before an allocation fails.
+    // Cached segments that do not fit are given back before an allocation fails.
     void* other = Allocate(0, 50u << 20);
     EXPECT_NE(other, nullptr);
     Free(other);
@@ -240,14 +243,14 @@ TEST(Pool, OutOfMemoryAndRecovery) {
       EXPECT_EQ(ErrorOf([&] { Allocate(0, size); }, FLAGOS_OUT_OF_MEMORY).rfind("flagos out of memory. Tried", 0), 0u);
     }
     stats = GetMemoryStats(0);
-    EXPECT_EQ(stats.allocated_bytes, 0u);
+    EXPECT_EQ(stats.allocated_bytes[runtime::kAllPools].current, 0u);
   });
 }
 
 TEST(Pool, TheLastBytesOfADevice) {
   InChild({{"FLAGOS_HOST_MEMORY", "9500K"}}, [] {
     for (int round = 0; round < 2; ++round) {
-      void* block = Allocate(0, 9700000);  // its size class would be 10 MiB
+      void* block = Allocate(0, 9700000);  // the segment would have 20 MiB
       EXPECT_EQ(ErrorOf([] { Allocate(0, 100000); }, FLAGOS_OUT_OF_MEMORY).rfind("flagos out of memory", 0), 0u);
       Free(block);
     }
@@ -279,10 +282,11 @@ TEST(Pool, EmptyCacheGivesMemoryBack) {
       Free(block);
       runtime::EmptyCache();
       EXPECT_LT(ResidentSharedBytes(), before + (10u << 20));
-      EXPECT_EQ(GetMemoryStats(0).reserved_bytes, 2u << 20) << "the segment of the live block stays";
+      EXPECT_EQ(GetMemoryStats(0).reserved_bytes[runtime::kAllPools].current, 2u << 20)
+          << "the segment of the live block stays";
       Free(kept);
       runtime::EmptyCache();
-      EXPECT_EQ(GetMemoryStats(0).reserved_bytes, 0u);
+      EXPECT_EQ(GetMemoryStats(0).reserved_bytes[runtime::kAllPools].current, 0u);
       uint64_t free_bytes = 0;
       uint64_t total_bytes = 0;
       runtime::DeviceMemory(0, &free_bytes, &total_bytes);

@@ -36,7 +36,8 @@ def patches() -> list[Patch]:
 
 def apply_at_registration() -> None:
     """Applies the patches that no later moment can apply. May be called again; the second call does nothing."""
-    from torch_fl._compat import autograd_exit, data_parallel
+    from torch_fl._compat import autograd_exit, data_parallel, sharing
 
     autograd_exit.apply()  # changes nothing in torch, so it is not recorded as a patch
     data_parallel.apply()
+    sharing.apply()

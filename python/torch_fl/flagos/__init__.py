@@ -39,18 +39,35 @@ from torch_fl.flagos.devices import (
     synchronize,
 )
 from torch_fl.flagos.memory import (
+    MemPool,
+    caching_allocator_alloc,
+    caching_allocator_delete,
     empty_cache,
+    empty_host_cache,
+    get_allocator_backend,
+    get_per_process_memory_fraction,
+    host_memory_stats,
+    host_memory_stats_as_nested_dict,
+    list_gpu_processes,
     max_memory_allocated,
+    max_memory_cached,
     max_memory_reserved,
     mem_get_info,
     memory_allocated,
+    memory_cached,
     memory_reserved,
+    memory_snapshot,
     memory_stats,
+    memory_stats_as_nested_dict,
     memory_summary,
+    reset_accumulated_host_memory_stats,
     reset_accumulated_memory_stats,
     reset_max_memory_allocated,
     reset_max_memory_cached,
+    reset_peak_host_memory_stats,
     reset_peak_memory_stats,
+    set_per_process_memory_fraction,
+    use_mem_pool,
 )
 from torch_fl.flagos.random import (
     default_generators,
@@ -72,6 +89,7 @@ from torch_fl.flagos.streams import (
     _set_stream_by_id,
     current_stream,
     default_stream,
+    get_stream_from_external,
     set_stream,
     stream,
 )
@@ -88,11 +106,16 @@ from torch_fl.flagos.tensors import (
     ShortTensor,
 )
 
+# Asked of torch's GPU module by monitoring code, which is ready for their absence.
+_NOT_REPORTED = ("clock_rate", "memory_usage", "power_draw", "temperature", "utilization")
+
 
 def __getattr__(name: str) -> bool:
     # torch.utils.checkpoint reads `_initialized` as a variable; here it is a question.
     if name == "_initialized":
         return is_initialized()
+    if name in _NOT_REPORTED:
+        raise AttributeError(f"torch.flagos.{name}: drivers do not report it; use the vendor's own tool")
     raise AttributeError(f"module 'torch.flagos' has no attribute {name!r}")
 
 
@@ -117,10 +140,13 @@ __all__ = [
     "HalfTensor",
     "IntTensor",
     "LongTensor",
+    "MemPool",
     "ShortTensor",
     "Stream",
     "StreamContext",
     "amp",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
     "can_device_access_peer",
     "current_device",
     "current_stream",
@@ -130,14 +156,20 @@ __all__ = [
     "device_count",
     "device_of",
     "empty_cache",
+    "empty_host_cache",
     "exchange_device",
+    "get_allocator_backend",
     "get_amp_supported_dtype",
     "get_autocast_dtype",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_per_process_memory_fraction",
     "get_rng_state",
     "get_rng_state_all",
+    "get_stream_from_external",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
     "init",
     "initial_seed",
     "ipc_collect",
@@ -146,30 +178,39 @@ __all__ = [
     "is_bf16_supported",
     "is_current_stream_capturing",
     "is_initialized",
+    "list_gpu_processes",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
+    "max_memory_cached",
     "max_memory_reserved",
     "maybe_exchange_device",
     "mem_get_info",
     "memory",
     "memory_allocated",
+    "memory_cached",
     "memory_reserved",
+    "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
     "random",
+    "reset_accumulated_host_memory_stats",
     "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
     "reset_max_memory_cached",
+    "reset_peak_host_memory_stats",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",
     "set_autocast_dtype",
     "set_autocast_enabled",
     "set_device",
+    "set_per_process_memory_fraction",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
     "stream",
     "synchronize",
+    "use_mem_pool",
 ]

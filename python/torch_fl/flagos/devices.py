@@ -183,16 +183,16 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
-    """Whether one device can address the memory of another.
+    """Whether one device can address the memory of another. False also when the driver cannot tell; copies between
+    devices work in any case, if need be through the host.
 
     Raises:
         AssertionError: there is no device of one of the indices.
-        NotImplementedError: always for two existing devices: drivers are not asked about peers yet. Copies between
-            devices work in any case.
+        RuntimeError: there is no device at all, or the driver reported an error.
     """
     index = _checked_index(device, "can_device_access_peer", AssertionError)
     peer = _checked_index(peer_device, "can_device_access_peer", AssertionError)
-    raise NotImplementedError(f"torch.flagos.can_device_access_peer({index}, {peer}): peer access is not reported yet")
+    return _C._can_access_peer(index, peer)
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:

@@ -20,8 +20,8 @@ class Stream(torch.Stream):
     """A queue of work of one device; work in one stream runs in order.
 
     Args:
-        device: the device, the current one for None.
-        priority: lower is more urgent; a driver without priorities ignores it.
+        device: the device; None or a negative index means the current one.
+        priority: lower is more urgent. A number outside `priority_range()` counts as its nearest end.
 
     Raises:
         RuntimeError: there is no such device.
@@ -31,6 +31,8 @@ class Stream(torch.Stream):
         """Makes a stream, or with `stream_id`, `device_index` and `device_type` names an existing one."""
         if "stream_id" in kwargs:
             return super().__new__(cls, priority=priority, **kwargs)
+        if isinstance(device, int) and device < 0:
+            device = None
         return super().__new__(cls, torch.device("flagos", _checked_index(device, "Stream")), priority=priority)
 
     def record_event(self, event: torch.Event | None = None) -> torch.Event:
@@ -47,6 +49,21 @@ class Stream(torch.Stream):
     def wait_stream(self, other: torch.Stream) -> None:
         """Makes work queued from now on wait for all that is queued in another stream. Returns at once."""
         self.wait_event(other.record_event())
+
+    @property
+    def priority(self) -> int:
+        """The priority it runs with."""
+        return _C._stream_priority(self.stream_id, self.device_index)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """(least, greatest) priority of the current device; the greatest is the lowest number. (0, 0) where the driver
+        has no priorities.
+
+        Raises:
+            RuntimeError: there is no device.
+        """
+        return _C._stream_priority_range(_checked_index(None, "Stream.priority_range"))
 
     @property
     def native_handle(self) -> int:
@@ -75,6 +92,11 @@ class ExternalStream(Stream):
         return torch.Stream.__new__(cls, stream_id=stream_id, device_index=index, device_type=_DEVICE_TYPE)
 
 
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
+    """A stream that another library made, as `ExternalStream`."""
+    return ExternalStream(data_ptr, device)
+
+
 class _EventType(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Event) and instance.device.type == "flagos"
@@ -96,7 +118,7 @@ class Event(metaclass=_EventType):
 
     Args:
         enable_timing: whether `elapsed_time` will be asked for.
-        blocking: whether `synchronize` should sleep rather than spin.
+        blocking: taken for compatibility: torch does not pass it on to backends like this one.
         interprocess, external: not offered; True raises NotImplementedError.
 
     Raises:

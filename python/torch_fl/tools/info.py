@@ -131,6 +131,7 @@ def _show(facts: dict[str, Any]) -> None:
                 line(f"driver {key}", driver[key])
             line("driver capabilities", ", ".join(driver["capabilities"]) or "none")
             line("driver lacks", ", ".join(driver["missing_entries"]) or "nothing")
+            line("layers, outermost first", ", ".join(driver["layers"]) or "none")
         line("routed operators", facts["routed operators"])
         line("fallback policy", facts["fallback policy"])
         line("forced route", facts["forced route"] or "none")

@@ -8,6 +8,7 @@
 
 #include "runtime/runtime.h"
 #include "torch/aten/register.h"
+#include "torch/device/allocator.h"
 #include "torch/device/errors.h"
 #include "torch/device/storage.h"
 #include "torch/route/target.h"
@@ -82,7 +83,8 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   TORCH_CHECK(stream.device_type() == kFlagos, "record_stream: the tensor is on ", self.device(),
               " but the stream belongs to ", stream.device());
   Translate([] { runtime::CheckAttention("aten::record_stream"); });
-  // The pool hands a block out again only after the kernel that used it returned; queued copies hold their block themselves.
+  if (self.has_storage() && self.storage().nbytes() != 0)
+    FlagosAllocator()->recordStream(self.storage().data_ptr(), stream);
 }
 
 // Lets `param.data = flagos_tensor` work, so that Module.to keeps Parameters (and the optimizers that hold them). Composite in

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch/device/allocator.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
-
 #include <array>
+#include <tuple>
 #include <utility>
 
+#include "runtime/allocator.h"
 #include "runtime/runtime.h"
+#include "torch/device/allocator_settings.h"
 #include "torch/device/errors.h"
+#include "torch/device/stream.h"
 #include "torch/route/scope.h"
 #include "torch/route/target.h"
 
@@ -61,17 +63,25 @@ int CurrentDeviceChecked(const char* call) {
   return device;
 }
 
-using c10::CachingAllocator::Stat;
-using c10::CachingAllocator::StatType;
+// Statistics of a device that nobody used are zeros, those of one that is not there an error.
+bool IsUsed(c10::DeviceIndex device) {
+  if (runtime::DeviceCount() > 0) Translate([&] { runtime::CheckDevice(device, "memory statistics"); });
+  return runtime::HasContext(device);
+}
+
 using c10::CachingDeviceAllocator::DeviceStats;
 
-// The pool keeps one number where torch keeps three (all, small, large); it reports it as `all`.
-void Set(c10::CachingAllocator::StatArray& stats, uint64_t current, uint64_t peak, uint64_t allocated, uint64_t freed) {
-  Stat& all = stats[static_cast<size_t>(StatType::AGGREGATE)];
-  all.current = static_cast<int64_t>(current);
-  all.peak = static_cast<int64_t>(peak);
-  all.allocated = static_cast<int64_t>(allocated);
-  all.freed = static_cast<int64_t>(freed);
+void Set(c10::CachingAllocator::Stat& to, const runtime::Stat& from) {
+  to.current = from.current;
+  to.peak = from.peak;
+  to.allocated = from.allocated;
+  to.freed = from.freed;
+}
+
+// Both sides order them: all, small, large.
+void Set(c10::CachingAllocator::StatArray& to, const runtime::StatArray& from) {
+  static_assert(std::tuple_size_v<c10::CachingAllocator::StatArray> == std::tuple_size_v<runtime::StatArray>);
+  for (size_t i = 0; i < from.size(); ++i) Set(to[i], from[i]);
 }
 
 class Allocator final : public c10::DeviceAllocator {
@@ -89,32 +99,49 @@ class Allocator final : public c10::DeviceAllocator {
       if (runtime::HasContext(i)) return true;
     return false;
   }
-  void emptyCache(c10::MempoolId_t /*pool: the size-class pool has only one*/) override {
-    if (initialized()) Translate([] { runtime::EmptyCache(); });
+  void emptyCache(c10::MempoolId_t pool) override {
+    if (!initialized()) return;
+    Translate([&] {
+      if (pool == c10::MempoolId_t{0, 0}) return runtime::EmptyCache();
+      runtime::EmptyCache(runtime::MemoryPoolId{pool.first, pool.second});
+    });
   }
-  // A kernel has finished when its call returns, so a block can be reused at once on any stream. Asynchronous copies wait
-  // inside Free (driver.h: memory_free keeps the bytes until the work ends).
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  // The storage of a flagos tensor may carry the device address or the target's view of it; other memory is nobody's to track.
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    void* block = data.get();
+    int device = -1;
+    if (block == nullptr) return;
+    if (!runtime::Owns(block, &device)) block = ToDeviceAddress(block, &device);
+    if (block != nullptr) Translate([&] { runtime::RecordStream(block, FromTorchStream(stream)); });
+  }
   DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     DeviceStats stats;
-    if (!runtime::HasContext(device)) return stats;
-    runtime::MemoryStats s = Translate([&] { return runtime::GetMemoryStats(device); });
-    Set(stats.allocated_bytes, s.allocated_bytes, s.peak_allocated_bytes, s.total_allocated_bytes, s.total_freed_bytes);
-    Set(stats.reserved_bytes, s.reserved_bytes, s.peak_reserved_bytes, 0, 0);
-    Set(stats.active_bytes, s.allocated_bytes, s.peak_allocated_bytes, s.total_allocated_bytes, s.total_freed_bytes);
-    Set(stats.requested_bytes, s.allocated_bytes, s.peak_allocated_bytes, s.total_allocated_bytes, s.total_freed_bytes);
-    Set(stats.allocation, s.active_blocks, s.active_blocks, s.num_alloc_calls, s.num_free_calls);
-    stats.num_alloc_retries = static_cast<int64_t>(s.num_alloc_retries);
-    stats.num_ooms = static_cast<int64_t>(s.num_ooms);
-    stats.num_device_alloc = static_cast<int64_t>(s.num_device_malloc);
-    stats.num_device_free = static_cast<int64_t>(s.num_device_free);
+    if (!IsUsed(device)) return stats;
+    const runtime::MemoryStats s = Translate([&] { return runtime::GetMemoryStats(device); });
+    Set(stats.allocation, s.allocation);
+    Set(stats.segment, s.segment);
+    Set(stats.active, s.active);
+    Set(stats.inactive_split, s.inactive_split);
+    Set(stats.allocated_bytes, s.allocated_bytes);
+    Set(stats.reserved_bytes, s.reserved_bytes);
+    Set(stats.active_bytes, s.active_bytes);
+    Set(stats.inactive_split_bytes, s.inactive_split_bytes);
+    Set(stats.requested_bytes, s.requested_bytes);
+    Set(stats.oversize_allocations, s.oversize_allocations);
+    Set(stats.oversize_segments, s.oversize_segments);
+    stats.num_alloc_retries = s.num_alloc_retries;
+    stats.num_ooms = s.num_ooms;
+    stats.num_sync_all_streams = s.num_sync_all_streams;
+    stats.num_device_alloc = s.num_device_alloc;
+    stats.num_device_free = s.num_device_free;
+    stats.max_split_size = s.max_split_size;
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override {
-    if (runtime::HasContext(device)) Translate([&] { runtime::ResetAccumulatedStats(device); });
+    if (IsUsed(device)) Translate([&] { runtime::ResetAccumulatedStats(device); });
   }
   void resetPeakStats(c10::DeviceIndex device) override {
-    if (runtime::HasContext(device)) Translate([&] { runtime::ResetPeakStats(device); });
+    if (IsUsed(device)) Translate([&] { runtime::ResetPeakStats(device); });
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     uint64_t free_bytes = 0, total_bytes = 0;
@@ -157,11 +184,14 @@ bool FreeTargetAddress(void* address) noexcept {
   return true;
 }
 
-c10::Allocator* FlagosAllocator() {
+c10::DeviceAllocator* FlagosAllocator() {
   static Allocator* allocator = new Allocator;  // never destroyed: tensors outlive static destructors
   return allocator;
 }
 
-void RegisterAllocator() { c10::SetAllocator(kFlagos, FlagosAllocator()); }
+void RegisterAllocator() {
+  c10::SetAllocator(kFlagos, FlagosAllocator());
+  FollowAllocatorSettings();
+}
 
 }  // namespace torch_fl

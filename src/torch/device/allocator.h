@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The c10::DeviceAllocator of flagos over the runtime's pool.
+// The c10::DeviceAllocator of flagos over the runtime's caching allocator.
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 namespace torch_fl {
 
-// Registers the allocator for PrivateUse1. Once.
+// Registers the allocator for PrivateUse1, and reads torch's allocator settings now and whenever they change. Once.
 void RegisterAllocator();
 
-c10::Allocator* FlagosAllocator();
+c10::DeviceAllocator* FlagosAllocator();
 
 // Memory of flagos:device as the target sees it (host view): pointer, context and deleter fit the target's raw_allocate contract.
 c10::DataPtr AllocateTargetView(size_t nbytes, c10::DeviceIndex device, const char* op);

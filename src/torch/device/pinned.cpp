@@ -3,94 +3,79 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include <functional>
-#include <map>
-#include <mutex>
-#include <string>
-
+#include "runtime/pinned.h"
 #include "runtime/runtime.h"
 #include "torch/device/errors.h"
+#include "torch/device/stream.h"
+#include "torch/route/target.h"
 
 namespace torch_fl {
 namespace {
 
-// Live blocks, for drivers that cannot classify a pointer. Leaked: storages may die after static destruction.
-struct Blocks {
-  std::mutex mutex;
-  std::map<const char*, size_t, std::less<>> sizes;
-
-  void Add(void* base, size_t size) {
-    std::lock_guard lock(mutex);
-    sizes[static_cast<const char*>(base)] = size;
-  }
-  void Remove(void* base) {
-    std::lock_guard lock(mutex);
-    sizes.erase(static_cast<const char*>(base));
-  }
-  bool Contains(const void* pointer) {
-    const auto* address = static_cast<const char*>(pointer);
-    std::lock_guard lock(mutex);
-    auto next = sizes.upper_bound(address);
-    if (next == sizes.begin()) return false;
-    --next;
-    return address < next->first + next->second;
-  }
-};
-
-Blocks& LiveBlocks() {
-  static auto* blocks = new Blocks;
-  return *blocks;
+void Set(c10::CachingAllocator::Stat& to, const runtime::Stat& from) {
+  to.current = from.current;
+  to.peak = from.peak;
+  to.allocated = from.allocated;
+  to.freed = from.freed;
 }
 
-void FreePinned(void* pointer) {
-  if (pointer == nullptr) return;
-  // The parent owns what a forked child inherited, its lock included.
-  if ((runtime::g_attention.load(std::memory_order_relaxed) & runtime::kAttentionForked) != 0) return;
-  LiveBlocks().Remove(pointer);
-  auto* const free = runtime::Driver().host_free;
-  if (free != nullptr) (void)free(pointer);  // a deleter has nobody to tell
-}
-
-class FlagosPinnedAllocator final : public c10::Allocator {
+class Allocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t size) override {
     return Translate([&] {
       runtime::CheckAttention("pin_memory");
-      const flagos_driver_v1_t& driver = runtime::Driver();
-      void* pointer = nullptr;
-      const flagos_status_t status = driver.host_alloc(size, &pointer);
-      if (status != FLAGOS_OK) {
-        throw Error(status, "host_alloc of " + std::to_string(size) + " bytes of page-locked memory failed: " +
-                                StatusName(status) + ": " + driver.last_error()->vendor_text);
-      }
-      if (pointer != nullptr) LiveBlocks().Add(pointer, size);
-      return c10::DataPtr(pointer, pointer, &FreePinned, c10::Device(c10::DeviceType::CPU));
+      if (!runtime::HostMemoryAvailable()) return c10::GetCPUAllocator()->allocate(size);
+      void* pointer = runtime::HostAllocate(size);
+      return c10::DataPtr(pointer, pointer, &runtime::HostFree, c10::Device(c10::DeviceType::CPU));
     });
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &FreePinned; }
+  c10::DeleterFnPtr raw_deleter() const override { return &runtime::HostFree; }
   void copy_data(void* dest, const void* src, std::size_t count) const override { default_copy_data(dest, src, count); }
+
+  bool record_event(void* pointer, void* context, c10::Stream stream) override {
+    return Translate(
+        [&] { return runtime::HostRecordStream(context != nullptr ? context : pointer, FromTorchStream(stream)); });
+  }
+  void empty_cache() override {
+    Translate([] { runtime::HostEmptyCache(); });
+  }
+  at::HostStats get_stats() override {
+    const runtime::HostMemoryStats s = Translate([] { return runtime::GetHostMemoryStats(); });
+    at::HostStats stats;
+    Set(stats.active_requests, s.allocation);
+    Set(stats.active_bytes, s.allocated_bytes);
+    Set(stats.allocations, s.segment);
+    Set(stats.allocated_bytes, s.reserved_bytes);
+    stats.host_alloc_time.total = s.host_alloc_us;
+    stats.host_alloc_time.count = s.num_host_alloc;
+    stats.host_free_time.total = s.host_free_us;
+    stats.host_free_time.count = s.num_host_free;
+    stats.num_host_alloc = s.num_host_alloc;
+    stats.num_host_free = s.num_host_free;
+    return stats;
+  }
+  void reset_accumulated_stats() override {
+    Translate([] { runtime::ResetHostAccumulatedStats(); });
+  }
+  void reset_peak_stats() override {
+    Translate([] { runtime::ResetHostPeakStats(); });
+  }
 };
+
+Allocator* TheAllocator() {
+  static auto* allocator = new Allocator;  // never destroyed: storages may die after static destruction
+  return allocator;
+}
 
 }  // namespace
 
 c10::Allocator* PinnedAllocator() {
-  const flagos_driver_v1_t& driver = runtime::Driver();
-  if (driver.host_alloc == nullptr || driver.host_free == nullptr) return c10::GetCPUAllocator();
-  static auto* allocator = new FlagosPinnedAllocator;
-  return allocator;
+  if (!runtime::HostMemoryAvailable()) return c10::GetCPUAllocator();
+  return TheAllocator();
 }
 
-bool IsPinned(const void* pointer) noexcept {
-  return Swallow(
-      [&] {
-        if (pointer == nullptr || runtime::DeviceCount() == 0) return false;
-        auto* const query = runtime::Driver().pointer_info;
-        if (query == nullptr) return LiveBlocks().Contains(pointer);
-        flagos_pointer_info_t info{};
-        info.struct_size = sizeof(info);
-        return query(pointer, &info) == FLAGOS_OK && info.space == FLAGOS_SPACE_PINNED;
-      },
-      false);
-}
+bool IsPinned(const void* pointer) noexcept { return runtime::DeviceCount() > 0 && runtime::IsPinned(pointer); }
+
+void RegisterPinned() { at::setHostAllocator(kFlagos, TheAllocator()); }
 
 }  // namespace torch_fl

@@ -183,6 +183,8 @@ void ResizeFlagosStorage(const c10::Storage& storage, size_t nbytes) {
   c10::DeviceIndex device = flagos->device_index();
   const char* op = t_route.op != nullptr ? t_route.op : "resize_";
   if (c10::StorageImpl* twin = flagos->Twin()) {
+    // The bytes to keep are read here and now, on the host.
+    if (nbytes > 0 && flagos->nbytes() > 0) Translate([&] { runtime::KernelBegin(device); });
     RouteScope scope(device, op);  // the twin's new bytes must be device memory
     at::native::resize_bytes_cpu(twin, nbytes);
     flagos->Twin();

@@ -142,6 +142,8 @@ void RunRouted(OpRecord& op, c10::DispatchKey target_key, Stack* stack) {
     AnnounceFallback(op, at::ArrayRef<IValue>(stack->data() + base, op.args.size()));
 
   Frame frame(op, staging);
+  const bool ordered = !staging && runtime::KernelsAreOrdered();
+  if (C10_UNLIKELY(ordered)) frame.TrackAccesses();
   for (const uint8_t position : op.mapped) MapArgument(frame, op.args[position], position, (*stack)[base + position]);
   frame.SettleDevice();
   if (op.has_generator)
@@ -151,7 +153,7 @@ void RunRouted(OpRecord& op, c10::DispatchKey target_key, Stack* stack) {
   if (staging) {
     op.handle.redispatchBoxed(c10::DispatchKeySet(target_key), stack);
   } else {
-    Translate([&] { runtime::DrainCurrentStream(frame.device()); });
+    Translate([&] { runtime::KernelBegin(frame.device()); });
     RouteScope scope(frame.device(), op.name.c_str());
     std::optional<SwapDefaultGenerator> swap;
     if (C10_UNLIKELY(op.draws_silently)) swap.emplace(frame.device());
@@ -159,6 +161,7 @@ void RunRouted(OpRecord& op, c10::DispatchKey target_key, Stack* stack) {
   }
   frame.WriteBack();
   MapResults(frame, op, stack);
+  if (C10_UNLIKELY(ordered)) frame.ReportKernel();
   if (C10_UNLIKELY(frame.copied_bytes() != 0)) {
     counter->copied_bytes.fetch_add(frame.copied_bytes(), std::memory_order_relaxed);
     counter->copied_results.fetch_add(frame.copied_results(), std::memory_order_relaxed);

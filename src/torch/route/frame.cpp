@@ -338,7 +338,10 @@ at::Tensor Frame::MapMemberIn(const at::Tensor& member, bool written) { return A
 at::Tensor Frame::MapMemberOut(at::Tensor result) {
   if (!result.defined() || result.device().type() != ActiveTarget().type) return result;
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
-  if (C10_LIKELY(!staging_) && AdoptInPlace(result, device_)) return result;
+  if (C10_LIKELY(!staging_) && AdoptInPlace(result, device_)) {
+    if (C10_UNLIKELY(tracks_)) fresh_.push_back(result);
+    return result;
+  }
   if (Entry* entry = FindByAlias(impl)) return entry->outer;  // the kernel returned an argument
   for (const at::Tensor& argument : cpu_arguments_)
     if (argument.is_same(result)) return result;
@@ -355,6 +358,7 @@ at::Tensor Frame::MapMemberOut(at::Tensor result) {
     seat = Adopt(StorageOf(impl), result.use_count() > 1 ? 0 : 1 + PendingSharers(target));
     adopted_.emplace_back(StorageOf(impl), seat);
   }
+  const bool fresh = from == nullptr;
   const bool was_inference = impl->is_inference();
   if (result.use_count() > 1) {
     // Somebody else holds this TensorImpl (a custom operator's cache): it stays as it is.
@@ -376,7 +380,30 @@ at::Tensor Frame::MapMemberOut(at::Tensor result) {
       impl->set_version_counter(c10::VariableVersion(0));
     }
   }
+  if (C10_UNLIKELY(tracks_) && fresh) fresh_.push_back(result);
   return result;
+}
+
+// ---- Order -----------------------------------------------------------------------------------------------------------------------
+
+void Frame::ReportKernel() {
+  c10::SmallVector<flagos_access_t, 8> accesses;
+  const auto add = [&](const at::Tensor& tensor, bool written) {
+    if (tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
+    const ByteRange range = CoveringRange(tensor.unsafeGetTensorImpl());
+    auto* base =
+        static_cast<const char*>(StorageImplOf(tensor.unsafeGetTensorImpl())->_mutable_data_ptr_no_checks().get());
+    if (base == nullptr || range.end <= range.begin) return;
+    accesses.push_back({base + range.begin, range.end - range.begin, written ? 1 : 0});
+  };
+  for (const Entry& entry : entries_)
+    if (entry.outer.device().index() == device_) add(entry.outer, entry.written);
+  for (const at::Tensor& result : fresh_) add(result, /*written=*/true);
+  Translate([&] {
+    runtime::KernelEnd(device_, op_.name.c_str(), accesses.data(), accesses.size());
+    if (op_.synchronizes || (op_.copies && !cpu_arguments_.empty()))
+      runtime::SynchronizeStream(runtime::CurrentStream(device_));
+  });
 }
 
 }  // namespace torch_fl

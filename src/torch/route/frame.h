@@ -47,6 +47,11 @@ class Frame {
   // -- Out, after the kernel: written arguments first, then each result.
   void WriteBack();
   at::Tensor MapOut(at::Tensor result, size_t position);
+  // -- Order. For a device that asks for it (runtime::kAttentionKernels): what the kernel touched is remembered from here on ...
+  void TrackAccesses() { tracks_ = true; }
+  // ... and reported after the last MapOut, so that the kernel gets its place in the stream's order. Throws when it raced. Waits
+  // for the stream where the operator hands values to the host, as on a GPU.
+  void ReportKernel();
   // Results still to be mapped; they may share a fresh storage with the one being mapped.
   void SetPending(at::ArrayRef<at::Tensor> pending) { pending_ = pending; }
 
@@ -90,6 +95,7 @@ class Frame {
 
   OpRecord& op_;
   const bool staging_;
+  bool tracks_ = false;
   bool wrote_back_ = false;
   c10::DeviceIndex device_ = -1;  // of the first flagos tensor
   c10::DeviceIndex device_arg_ = -1;  // of `device=`; -2: `flagos` without an index
@@ -100,6 +106,7 @@ class Frame {
   std::vector<std::pair<c10::Storage, c10::Storage>> storages_;  // storage arguments: outer, target
   std::vector<Staged> staged_;
   std::vector<std::pair<c10::Storage, c10::Storage>> adopted_;  // fresh target storage, its flagos storage
+  std::vector<at::Tensor> fresh_;  // results in storages of their own, when accesses are tracked
   at::Tensor offender_;  // first CPU tensor that may not stand beside flagos ones
   size_t offender_position_ = 0;
   at::ArrayRef<at::Tensor> pending_;

@@ -170,7 +170,7 @@ struct Kernel<Op, R(A...)> {
 
   static bool NeedsBoxedRoute() {
     return router::g_log_dispatch.load(std::memory_order_relaxed) || router::g_timing.load(std::memory_order_relaxed) ||
-           StagingMode() != Staging::kNever;
+           StagingMode() != Staging::kNever || runtime::KernelsAreOrdered();
   }
 
   static R Run(A... args) {
@@ -192,7 +192,7 @@ struct Kernel<Op, R(A...)> {
   static R RunPlain(Call& call, Mapped& mapped, Given&& given, std::index_sequence<I...>) {
     runtime::CheckAttention(record->name.c_str());
     record->alias_counter->Add();
-    runtime::DrainCurrentStream(call.device);
+    runtime::KernelBegin(call.device);
     RouteScope scope(call.device, record->name.c_str());
     const c10::DispatchKeySet keys(ActiveTarget().dense);
     if constexpr (std::is_reference_v<R>) {
@@ -232,15 +232,15 @@ struct Kernel<Op, R(A...)> {
   }
 };
 
-// Registers the hot kernel of `Op` if the target has a kernel for it. Returns its handle, or nothing.
-template <class Op>
+// Registers `kFunction` for `Op`, the hot kernel or something round it, if the target has a kernel. Returns its handle, or nothing.
+template <class Op, auto kFunction = &Kernel<Op>::Run>
 std::optional<c10::RegistrationHandleRAII> Register() {
   auto op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
   if (!op || !HasTargetRoute(*op) || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return {};
   Kernel<Op>::Bind(RecordOf(*op));
   return c10::Dispatcher::singleton().registerImpl(
       op->operator_name(), c10::DispatchKey::PrivateUse1,
-      c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(Kernel<Op>::Run)),
+      c10::KernelFunction::makeFromUnboxedFunction(c10::CompileTimeFunctionPointer<typename Op::schema, kFunction>()),
       c10::impl::CppSignature::make<typename Op::schema>(), nullptr, "torch_fl hot route");
 }
 

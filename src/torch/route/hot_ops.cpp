@@ -5,10 +5,21 @@
 
 #include <vector>
 
+#include "torch/aten/copy.h"
 #include "torch/route/hot.h"
 #include "torch/route/registry.h"
 
 namespace torch_fl {
+namespace {
+
+// What the device's copy engine should do does not run as a kernel.
+at::Tensor& CopyOnDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (C10_UNLIKELY(MayCopyDirectly(self, source, non_blocking)) && CopyDirectly(self, source, non_blocking))
+    return self;
+  return hot::Kernel<at::_ops::copy_>::Run(self, source, non_blocking);
+}
+
+}  // namespace
 
 // clang-format off
 #define TORCH_FL_HOT_OPS(X) \
@@ -27,7 +38,7 @@ namespace torch_fl {
   X(convolution) X(convolution_backward) \
   X(_scaled_dot_product_flash_attention_for_cpu_backward) \
   X(add__Tensor) X(sub__Tensor) X(mul__Tensor) X(div__Tensor) X(add__Scalar) X(mul__Scalar) X(relu_) X(zero_) X(fill__Scalar) \
-  X(sqrt_) X(addcmul_) X(addcdiv_) X(lerp__Scalar) X(clamp_) X(copy_)
+  X(sqrt_) X(addcmul_) X(addcdiv_) X(lerp__Scalar) X(clamp_)
 // clang-format on
 
 void RegisterHotOps() {
@@ -36,6 +47,7 @@ void RegisterHotOps() {
   if (auto handle = hot::Register<at::_ops::name>()) handles->push_back(std::move(*handle));
   TORCH_FL_HOT_OPS(TORCH_FL_REGISTER_HOT)
 #undef TORCH_FL_REGISTER_HOT
+  if (auto handle = hot::Register<at::_ops::copy_, &CopyOnDevice>()) handles->push_back(std::move(*handle));
 }
 
 }  // namespace torch_fl

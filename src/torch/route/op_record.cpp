@@ -74,9 +74,22 @@ constexpr const char* kNeverFallback[] = {"aten::zero_",        "aten::fill_",
                                           "aten::copy_",        "aten::_foreach_copy_",
                                           "aten::_copy_from",   "aten::_local_scalar_dense"};
 
-bool IsNeverFallback(const std::string& name) {
+// Their results' values or sizes are needed on the host before the call returns: a device's kernels wait for the stream there.
+constexpr const char* kSynchronizes[] = {"aten::_local_scalar_dense",
+                                         "aten::equal",
+                                         "aten::nonzero",
+                                         "aten::masked_select",
+                                         "aten::_unique",
+                                         "aten::_unique2",
+                                         "aten::unique_dim",
+                                         "aten::unique_consecutive",
+                                         "aten::repeat_interleave",
+                                         "aten::bincount"};
+
+template <size_t kCount>
+bool Listed(const char* const (&list)[kCount], const std::string& name) {
   const std::string base = name.substr(0, name.find('.'));
-  return std::find(std::begin(kNeverFallback), std::end(kNeverFallback), base) != std::end(kNeverFallback);
+  return std::find(std::begin(list), std::end(list), base) != std::end(list);
 }
 
 }  // namespace
@@ -106,7 +119,9 @@ OpRecord::OpRecord(const c10::OperatorHandle& op) : handle(op) {
   draws_silently = random && !has_generator;
   // Factories, views and random operators never reach the copying fallback: the first two own no data to copy, the last would
   // draw from the wrong generator.
-  stageable = takes_tensor && !random && !ReturnsView(schema) && !IsNeverFallback(name);
+  stageable = takes_tensor && !random && !ReturnsView(schema) && !Listed(kNeverFallback, name);
+  copies = name == "aten::copy_" || name == "aten::_foreach_copy_";
+  synchronizes = Listed(kSynchronizes, name);
   alias_counter = router::GetCounter(name, "alias");
   cpu_counter = router::GetCounter(name, "cpu");
 }

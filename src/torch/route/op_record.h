@@ -40,6 +40,8 @@ struct OpRecord {
   bool draws_silently = false;  // draws random numbers without a generator argument
   bool asks_requires_grad =
       false;  // its backend kernel branches on requires_grad of the inputs, so aliases must carry it
+  bool copies = false;  // copy_ and its list form, which cross the border of the device
+  bool synchronizes = false;  // hands values to the host, so it waits for its stream on an asynchronous device
   bool stageable = true;  // the copying CPU fallback may run it
   std::atomic<uint64_t> keep_on_cpu{0};  // bit i: return i stays a CPU tensor (torch_fl.keep_on_cpu)
   std::atomic<bool> warned{false};  // the once-per-operator fallback warning was given

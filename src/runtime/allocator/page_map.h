@@ -6,7 +6,8 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <memory>
+#include <cstdlib>
+#include <new>
 
 namespace torch_fl::runtime {
 
@@ -46,9 +47,12 @@ class PageMap {
   template <class Level>
   static Level& Publish(std::atomic<Level*>& place) {
     if (Level* existing = place.load(std::memory_order_acquire)) return *existing;
-    auto fresh = std::make_unique<Level>();
+    // Zero bytes are what an empty level consists of; from calloc they cost no memory before they are touched.
+    auto* fresh = static_cast<Level*>(std::calloc(1, sizeof(Level)));
+    if (fresh == nullptr) throw std::bad_alloc();
     Level* expected = nullptr;
-    if (place.compare_exchange_strong(expected, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
+    if (place.compare_exchange_strong(expected, fresh, std::memory_order_acq_rel)) return *fresh;
+    std::free(fresh);
     return *expected;
   }
 
