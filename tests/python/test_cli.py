@@ -46,7 +46,8 @@ def test_info_json() -> None:
     assert all(device["total_memory"] >= device["free_memory"] > 0 for device in facts["devices"])
     assert facts["routed operators"] > 1000
     assert {patch["name"] for patch in facts["patches"]} == {
-        f"torch.nn.parallel.comm.{name}" for name in ("broadcast", "broadcast_coalesced", "scatter", "gather")
+        *(f"torch.nn.parallel.comm.{name}" for name in ("broadcast", "broadcast_coalesced", "scatter", "gather")),
+        "torch.multiprocessing.reductions.reduce_storage",
     }
     assert len(facts["changes in torch"]) >= 4
     assert {v["name"]: v["meaning"] is not None for v in facts["variables"] if v["name"] != "FLAGOS_DRIVER_PATH"} == {

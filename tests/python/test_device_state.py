@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.flagos: random numbers and memory, against what torch.cuda documents for the same names."""
+"""torch.flagos: random numbers, against what torch.cuda documents for the same names."""
 
 from __future__ import annotations
 
@@ -101,85 +101,3 @@ def test_checkpoint_restores_dropout(use_reentrant: bool) -> None:
     torch.rand(10, device=D)
     y.sum().backward()
     assert torch.equal(x.grad, y.detach())
-
-
-# -- memory -----------------------------------------------------------------------------------------------------------
-
-
-def test_reset_peak_keeps_live_numbers() -> None:
-    """I1: live counters survive a reset of the peaks and never become negative."""
-    before = f.memory_allocated()
-    x = torch.empty(4 << 20, dtype=torch.uint8, device=D)
-    f.reset_peak_memory_stats()
-    assert f.memory_allocated() >= before + (4 << 20)
-    assert f.max_memory_allocated() == f.memory_allocated()
-    y = torch.empty(8 << 20, dtype=torch.uint8, device=D)
-    del y
-    assert f.max_memory_allocated() >= f.memory_allocated() + (8 << 20)
-    del x
-    assert 0 <= f.memory_allocated() == before
-    f.reset_peak_memory_stats()
-    assert f.max_memory_allocated() == before
-
-
-def test_memory_stats_keys() -> None:
-    x = torch.empty(1 << 20, dtype=torch.uint8, device=D)
-    stats = f.memory_stats()
-    assert list(stats) == sorted(stats) and all(isinstance(v, int) and v >= 0 for v in stats.values())
-    # The original plugin's nine names.
-    for key in ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "num_alloc_calls",
-                "num_free_calls", "num_device_malloc", "num_device_free", "num_alloc_retries"):  # fmt: skip
-        assert key in stats
-    # What libraries read of torch.cuda's.
-    for key in ("allocated_bytes.all.current", "allocated_bytes.all.peak", "active_bytes.all.peak",
-                "reserved_bytes.all.current", "reserved_bytes.all.peak", "requested_bytes.all.current", "num_ooms",
-                "inactive_split_bytes.all.current", "active.all.current", "allocation.all.allocated"):  # fmt: skip
-        assert key in stats
-    assert stats["allocated_bytes"] == stats["allocated_bytes.all.current"] == f.memory_allocated() >= x.nbytes
-    assert stats["reserved_bytes"] == f.memory_reserved() >= f.memory_allocated()
-    assert f.max_memory_reserved() >= f.memory_reserved()
-    assert f.memory_allocated() == torch.accelerator.memory.memory_allocated()
-
-
-def test_counts_since_the_start_can_be_reset() -> None:
-    torch.empty(64, device=D)
-    f.reset_accumulated_memory_stats()
-    assert f.memory_stats()["allocation.all.allocated"] == 0
-    x = torch.empty(64, device=D)
-    stats = f.memory_stats()
-    assert stats["allocation.all.allocated"] == 1 and stats["allocated_bytes.all.allocated"] >= x.nbytes
-    assert stats["allocation.all.freed"] == 0
-
-
-def test_empty_cache_gives_memory_back() -> None:
-    x = torch.empty(32 << 20, dtype=torch.uint8, device=D)
-    held = f.memory_reserved()
-    del x
-    f.empty_cache()
-    assert f.memory_reserved() <= held - (32 << 20)
-
-
-def test_memory_of_each_device_is_counted_apart(two_devices: None) -> None:
-    before = f.memory_allocated(0), f.memory_allocated(1)
-    x = torch.empty(1 << 20, dtype=torch.uint8, device="flagos:1")
-    assert (f.memory_allocated(0), f.memory_allocated(1)) == (before[0], before[1] + x.nbytes)
-
-
-def test_mem_get_info_shrinks() -> None:
-    f.empty_cache()
-    free, total = f.mem_get_info()
-    x = torch.empty(64 << 20, dtype=torch.uint8, device=D)
-    assert f.mem_get_info()[0] <= free - x.nbytes and f.mem_get_info()[1] == total
-
-
-def test_old_reset_names_warn() -> None:
-    for call in (f.reset_max_memory_allocated, f.reset_max_memory_cached):
-        with pytest.warns(FutureWarning, match="reset_peak_memory_stats"):
-            call()
-
-
-def test_memory_summary() -> None:
-    x = torch.empty(3 << 20, dtype=torch.uint8, device=D)
-    text = f.memory_summary()
-    assert "device 0" in text and "Allocated memory" in text and "MiB" in text and x.nbytes
-    assert len(f.memory_summary(abbreviated=True).splitlines()) < len(text.splitlines())
