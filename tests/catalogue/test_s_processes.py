@@ -150,7 +150,7 @@ def run_script(folder: Path, text: str, **variables: str) -> str:
     """Runs a file, since spawned children import the main module."""
     script = folder / "main.py"
     script.write_text(text)
-    return run_ok(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", **variables)
+    return run_ok(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", 240.0, **variables)
 
 
 def test_S1_spawned_children_may_use_the_device(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ if __name__ == "__main__":
     process.start()
     shared = torch.arange(3.0)
     inbox.put(shared)
-    assert outbox.get(timeout=100).tolist() == [2.0, 4.0, 6.0]
+    assert outbox.get(timeout=200).tolist() == [2.0, 4.0, 6.0]
     assert shared.tolist() == [1.0, 2.0, 3.0]
     inbox.put(None)
     process.join(60)

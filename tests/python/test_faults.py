@@ -21,7 +21,6 @@ SILENT = {"event_destroy", "pointer_info"}
 # Calls that something else can stand in for: memory after the cache was given back, a wait for the stream in place of
 # an event that an allocator records behind freed memory.
 RECOVERS = {"memory_alloc", "host_alloc", "event_create", "event_record", "event_query"}
-GIVEN_BACK_BY = {"memory": "memory_free", "host_memory": "host_free"}
 
 
 @functools.cache
@@ -84,13 +83,12 @@ def test_the_step_after_a_fault_is_right(trials: list[dict[str, Any]]) -> None:
 
 
 def test_nothing_leaks(trials: list[dict[str, Any]]) -> None:
-    """What is alive is as before the fault, except the one object that the driver refused to take back. Streams and
-    events are kept for reuse: the pool of streams was full before, and events have a bound."""
+    """What is alive is as before the fault: what the driver refused to take back is offered again. Streams and events are
+    kept for reuse: the pool of streams was full before, and events have a bound."""
     leaked = []
     for t in trials:
         for kind in ("memory", "host_memory", "host_registration", "stream", "reservation", "mapping"):
-            refused = t["fired"] if GIVEN_BACK_BY.get(kind) == t["entry"] else 0
-            if t["live after"].get(kind, 0) not in range(t["live before"].get(kind, 0) + refused + 1):
+            if t["live after"].get(kind, 0) > t["live before"].get(kind, 0):
                 leaked.append(t)
     assert not leaked, summary(leaked)
     assert max(t["live after"].get("event", 0) for t in trials) <= 16

@@ -55,6 +55,41 @@ def conformance() -> list[str]:
     return lines
 
 
+def drivers() -> list[str]:
+    """One row a run of the driver suite."""
+    records = [record for record in load("driver").values() if record.get("suite") == "driver"]
+    if not records:
+        return []
+    lines = ["", "## The driver suite", ""]
+    lines += ["| driver | devices | layers | tests | passed | unsupported | expected failure | wrong | set |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for record in records:
+        tests, driver = record["tests"], record["driver"]
+        devices = [f"{driver['devices'].count(name)} x {name}" for name in sorted(set(driver["devices"]))]
+        cells = [
+            driver["name"],
+            ", ".join(devices) or "none",
+            ", ".join(driver["layers"]) or "-",
+            *(tests[key] for key in ("all", "passed", "unsupported", "expected_failure", "wrong")),
+            environment(record),
+        ]
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return lines
+
+
+def mutants() -> list[str]:
+    """Planted bugs and the tests that noticed them."""
+    records = load("mutants")
+    if not records:
+        return []
+    lines = ["", "## Planted bugs", "", "| bug | planted in | test | noticed |", "|---|---|---|---|"]
+    for record in records.values():
+        for row in record["mutants"]:
+            for test, noticed in row["noticed"].items():
+                lines.append(f"| {row['title']} | {row['file']} | `{test}` | {'yes' if noticed else 'NO'} |")
+    return lines
+
+
 def bench() -> list[str]:
     """Added host time per operator, and ratios of training steps."""
     records = load("bench")
@@ -86,7 +121,7 @@ def bench() -> list[str]:
 
 
 def main() -> int:
-    text = "\n".join([HEAD, *conformance(), *bench()]) + "\n"
+    text = "\n".join([HEAD, *conformance(), *drivers(), *mutants(), *bench()]) + "\n"
     if "--check" in sys.argv:
         if PAGE.exists() and PAGE.read_text() == text:
             return 0
