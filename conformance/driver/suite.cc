@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "suite.h"
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "runtime/runtime.h"
 
@@ -158,6 +160,14 @@ Gate::Gate(const Stream& stream) {
     state.changed.wait(lock, [&] { return state.open; });
   };
   Check(D().stream_host_func(stream.get(), hold, shared), "stream_host_func");
+}
+
+bool StaysPending(const Stream& stream) {
+  for (int i = 0; i < 20; ++i) {
+    if (D().stream_query(stream.get()) != FLAGOS_NOT_READY) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 void Gate::Open() {

@@ -145,6 +145,10 @@ class Event {
   flagos_event_t handle_ = nullptr;
 };
 
+// Does the stream still have work after a while in which it could have done it? A driver that forgot a wait is given the time
+// to show it; one that keeps the wait always passes.
+bool StaysPending(const Stream& stream);
+
 // Holds a stream back until it is opened; what is queued behind it stays pending. May die before the stream gets there.
 // Calls without a stream and frees wait for it: no Block::Read or Write of its device while it is shut, and every Block
 // and Pinned of the test is declared before it.

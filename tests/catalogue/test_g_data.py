@@ -63,6 +63,7 @@ def test_G3_dtype_and_layout_survive_a_copy_that_does_not_block() -> None:
     x = torch.arange(12.0, device=D).view(3, 4)
     for view in (x.t(), x[:, ::2], x[1:], x.expand(2, 3, 4)):
         host = view.to("cpu", torch.float64, non_blocking=True)
+        torch.flagos.synchronize()  # the conversion below reads it on the host
         back = host.to(D, torch.float32, non_blocking=True)
         torch.flagos.synchronize()
         assert host.dtype == torch.float64 and torch.equal(host, view.cpu().double())

@@ -8,6 +8,7 @@ import torch
 
 import torch_fl  # noqa: F401 - registers the device
 from helpers import D, run_ok, run_python
+from torch_fl import _C
 
 f = torch.flagos
 MIB = 1 << 20
@@ -120,7 +121,7 @@ def test_I8_settings_of_the_allocator_never_break_it(expandable: str) -> None:
     )
     values, _, is_expandable = out.strip().rpartition(" ")
     assert values == "[0, 1, 2, 3]"
-    offered = "memory_map" not in torch_fl._C._driver_info()["missing_entries"]
+    offered = "memory_map" not in _C._driver_info()["missing_entries"]
     assert is_expandable == str(expandable == "True" and offered)
 
 
@@ -144,6 +145,7 @@ def test_I9_an_allocation_never_waits_for_work_that_nobody_waits_for() -> None:
     out = run_ok(
         """
         import torch, torch_fl
+        from torch_fl import _C
         f = torch.flagos
         x = torch.full((1 << 20,), 7.0, device="flagos")
         target = torch.zeros(1 << 20).pin_memory()
@@ -154,9 +156,9 @@ def test_I9_an_allocation_never_waits_for_work_that_nobody_waits_for() -> None:
         x.record_stream(side)
         address = x.data_ptr()
         del x
-        before = torch_fl._C._runtime_counters()
+        before = _C._runtime_counters()
         y = torch.empty(1 << 20, device="flagos")
-        after = torch_fl._C._runtime_counters()
+        after = _C._runtime_counters()
         waits = [after[k] - before[k] for k in ("device_syncs", "stream_syncs", "event_syncs")]
         print(y.data_ptr() != address, not any(waits))
         """,

@@ -188,7 +188,10 @@ void DeviceAllocator::Poison(const Block& block, uint8_t value, Stream* stream) 
     stream->Drain();
   }
   CheckStatus(Driver().fill(block.base, device_, value, block.size, handle), "fill", device_);
-  if (handle != nullptr) stream->MarkSubmitted();
+  if (handle == nullptr) return;
+  stream->MarkSubmitted();
+  // Now: the block may be the result of a kernel that has begun and will not wait again.
+  CheckStatus(Driver().kernel_begin(handle), "kernel_begin", device_);
 }
 
 // Other streams are done with the block; its own one may not be.
