@@ -318,7 +318,7 @@ TEST(LayersLeak, ReportsAtExit) {
   const std::string text = ErrorOutput({{"FLAGOS_DRIVER_LAYERS", "leak"}}, [] {
     void* block = nullptr;
     EXPECT_EQ(runtime::Driver().memory_alloc(0, 3000, &block), FLAGOS_OK);
-    runtime::CreateEvent(0, false, false);
+    NewEvent(runtime::Driver());
   });
   EXPECT_EQ(text.rfind("torch_fl: layer leak: 2 objects of 2.93 KiB were not given back to the driver\n"
                        "  memory #1 at 0x",
@@ -365,6 +365,7 @@ TEST(LayersDelay, AnEventBehindAKernelIsPending) {
     runtime::RecordEvent(event, runtime::CurrentStream(0));
     EXPECT_FALSE(runtime::QueryEvent(event));
     EXPECT_FALSE(runtime::QueryStream(runtime::CurrentStream(0)));
+    runtime::DestroyEvent(event);
   });
 }
 
