@@ -4,11 +4,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 
+#include "runtime/allocator/event_cache.h"
 #include "runtime/internal.h"
 #include "runtime/layers/exit.h"
+#include "runtime/pinned.h"
+#include "runtime/stream.h"
 
 namespace torch_fl::runtime {
 namespace {
@@ -44,14 +48,25 @@ void ThrowForked(const char* call) {
 
 bool Exiting() noexcept { return g_exiting.load(std::memory_order_relaxed); }
 
+namespace {
+
+template <class Function>
+void GiveBack(Function&& function) noexcept {
+  try {
+    function();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "torch_fl: at exit: %s\n", error.what());
+  }
+}
+
+}  // namespace
+
 void RegisterExit() {
-  AddBeforeExit([] {
-    try {
-      EmptyCache();
-    } catch (const Error&) {
-      // What stays cached is reported, which is what the reader of the report wants to know.
-    }
-  });
+  // Backwards in the order given. What cannot be given back is reported, which is what the reader of the report wants to know.
+  AddBeforeExit([] { DestroyStreamHandles(); });
+  AddBeforeExit([] { DestroyIdleEvents(); });
+  AddBeforeExit([] { GiveBack([] { HostEmptyCache(); }); });
+  AddBeforeExit([] { GiveBack([] { EmptyCache(); }); });
   static const pid_t owner = getpid();
   static const int registered = std::atexit([] {
     // A child that forked before any context has no fork mark, but the driver's promise is to this process only.

@@ -124,6 +124,24 @@ void Stream::Adopt(flagos_stream_t handle) noexcept {
   MarkSubmitted();
 }
 
+void Stream::DestroyHandle() noexcept {
+  const std::lock_guard lock(mutex_);
+  // Fails only for a handle that is destroyed already; the leak report that follows would name it.
+  if (flagos_stream_t handle = handle_.exchange(nullptr)) static_cast<void>(Driver().stream_destroy(handle));
+}
+
+void DestroyStreamHandles() noexcept {
+  for (const auto& slot : g_streams) {
+    DeviceStreams* streams = slot.load(std::memory_order_acquire);
+    if (streams == nullptr) continue;
+    for (const auto& known : streams->known) {
+      if (Stream* stream = known.load(std::memory_order_acquire)) stream->DestroyHandle();
+    }
+    const std::lock_guard lock(streams->mutex);
+    for (Stream* stream : streams->external) stream->DestroyHandle();
+  }
+}
+
 DeviceMarks::DeviceMarks(int device) {
   DeviceStreams* streams = g_streams[static_cast<size_t>(device)].load(std::memory_order_acquire);
   if (streams == nullptr) return;

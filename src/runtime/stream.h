@@ -45,6 +45,7 @@ class Stream {
   bool has_handle() const noexcept { return handle_.load(std::memory_order_acquire) != nullptr; }
   void* Native();
   void Adopt(flagos_stream_t handle) noexcept;
+  void DestroyHandle() noexcept;
 
  private:
   const int device_;
@@ -56,6 +57,9 @@ class Stream {
   std::atomic<bool> shared_{false};  // native handle handed out
   std::mutex mutex_;  // makes the handle once
 };
+
+// Gives the handles of all streams back to the driver; pending work still runs. At exit: a later use would make new ones.
+void DestroyStreamHandles() noexcept;
 
 // The current stream of the calling thread if it or the default stream was ever made, else NULL: nothing can be queued.
 Stream* CurrentStreamIfMade(int device) noexcept;

@@ -82,7 +82,8 @@ class [[gnu::visibility("hidden")]] DeviceAllocator {
       if (context == nullptr) return;
       try {
         displaced_.push_back(std::move(context));
-      } catch (const std::bad_alloc&) {  // then it dies here
+      } catch (const std::bad_alloc&) {
+        context.reset();  // here and now, then
       }
     }
 

@@ -58,4 +58,16 @@ void ReturnEvent(Event* event) noexcept {
   }
 }
 
+void DestroyIdleEvents() noexcept {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    Cache& cache = CacheOf(device);
+    std::vector<Event*> idle;
+    {
+      const std::lock_guard lock(cache.lock);
+      idle.swap(cache.events);
+    }
+    for (Event* event : idle) DestroyEvent(event);
+  }
+}
+
 }  // namespace torch_fl::runtime

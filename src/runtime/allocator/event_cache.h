@@ -11,5 +11,7 @@ namespace torch_fl::runtime {
 Event* MarkStream(Stream* stream);
 // The event is no longer needed.
 void ReturnEvent(Event* event) noexcept;
+// Destroys those that guard nothing. At exit.
+void DestroyIdleEvents() noexcept;
 
 }  // namespace torch_fl::runtime

@@ -36,7 +36,7 @@ void DeviceAllocator::Trace(Section& section, TraceAction action, const void* ad
   if (history_.settings().when >= HistoryContext::kAlloc) entry.context = context;
   try {
     section.Discard(history_.Add(std::move(entry)));
-  } catch (const std::bad_alloc&) {  // a shorter history
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): a shorter history is all that is lost
   }
 }
 

@@ -42,7 +42,10 @@ extern const Layer kDelay;
 [[noreturn]] void BadArgument(const LayerSpec& spec, const std::string& argument, const std::string& known);
 void NoArguments(const LayerSpec& spec);
 // Throws Error(UNSUPPORTED) that names the layer unless it is on.
-void RequireLayer(bool on, const char* call, const char* name);
+[[noreturn]] void RaiseLayerOff(const char* call, const char* name);
+inline void RequireLayer(bool on, const char* call, const char* name) {
+  if (!on) RaiseLayerOff(call, name);
+}
 
 // True when the argument is `key=value`, whose value is stored.
 bool KeyValue(const std::string& argument, const std::string& key, std::string* value);

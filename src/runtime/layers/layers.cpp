@@ -54,8 +54,7 @@ void NoArguments(const LayerSpec& spec) {
   if (!spec.arguments.empty()) BadArgument(spec, spec.arguments.front(), "it without arguments");
 }
 
-void RequireLayer(bool on, const char* call, const char* name) {
-  if (on) return;
+void RaiseLayerOff(const char* call, const char* name) {
   throw Error(FLAGOS_UNSUPPORTED, std::string(call) + ": the driver layer " + name +
                                       " is not on; add it to FLAGOS_DRIVER_LAYERS before the driver is loaded");
 }
@@ -81,6 +80,7 @@ uint64_t ParseNumber(const LayerSpec& spec, const std::string& argument, const s
 
 std::vector<std::string> KnownLayers() {
   std::vector<std::string> names;
+  names.reserve(std::size(layers::kLayers));
   for (const layers::Layer* layer : layers::kLayers) names.emplace_back(layer->name);
   return names;
 }

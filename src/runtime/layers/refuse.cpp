@@ -44,9 +44,10 @@ const flagos_error_t* LastError() { return t_ours ? &t_slot->error : g_driver->l
 
 flagos_status_t Refuse(flagos_status_t status, const char* function, int device, const char* format, ...) noexcept {
   if (status == FLAGOS_NOT_READY) return status;
+  if (t_slot == nullptr) t_slot = &MakeSlot();
   va_list arguments;
   va_start(arguments, format);
-  if (t_slot == nullptr) t_slot = &MakeSlot();
+  // NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): it is started on the line above
   std::vsnprintf(t_slot->text, sizeof t_slot->text, format, arguments);
   va_end(arguments);
   t_slot->error = {sizeof(flagos_error_t), status, device, 0, t_slot->text, function};

@@ -183,6 +183,7 @@ flagos_status_t StreamHostFunc(flagos_stream_t stream, flagos_host_func_t func, 
     }
     auto function = std::make_unique<HostFunction>(HostFunction{func, user_data});
     const flagos_status_t status = g_inner->stream_host_func(stream, &RunHostFunction, function.get());
+    // NOLINTNEXTLINE(bugprone-unused-return-value): the driver's thread owns it from here on
     if (status == FLAGOS_OK) static_cast<void>(function.release());
     return status;
   });
