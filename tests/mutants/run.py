@@ -28,17 +28,8 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
 COPIED = (
-    "CMakeLists.txt",
-    "pyproject.toml",
-    "cmake",
-    "include",
-    "src",
-    "drivers",
-    "conformance",
-    "fuzz",
-    "tests",
-    "tools",
-    "python",
+    *("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"),
+    *("cmake", "include", "src", "drivers", "bench", "conformance", "fuzz", "tests", "tools", "python"),
 )
 TEST_TIMEOUT_S = 180
 
