@@ -49,14 +49,14 @@ void RunBoth(unsigned seed, Sizes sizes, double tolerance) {
 
 TEST(AllocatorModel, LargeBlocksFollowTheRulesExactly) {
   for (const unsigned seed : {1u, 2u}) {
-    InChild({{"FLAGOS_HOST_MEMORY", "64G"}}, [seed] { RunBoth(seed, {kMiB + 1, 40 * kMiB}, 1); });
+    InChild({{"FLAGOS_HOST_MEMORY", "16G"}}, [seed] { RunBoth(seed, {kMiB + 1, 40 * kMiB}, 1); });
   }
 }
 
 // Quick lists put merging off, which may cost or save a segment.
 TEST(AllocatorModel, SmallBlocksHoldAboutTheSame) {
   for (const unsigned seed : {1u, 2u}) {
-    InChild({{"FLAGOS_HOST_MEMORY", "64G"}}, [seed] { RunBoth(seed, {1, kMiB}, 1.15); });
+    InChild({{"FLAGOS_HOST_MEMORY", "16G"}}, [seed] { RunBoth(seed, {1, kMiB}, 1.15); });
   }
 }
 

@@ -83,8 +83,10 @@ def test_the_step_after_a_fault_is_right(trials: list[dict[str, Any]]) -> None:
 
 
 def test_nothing_leaks(trials: list[dict[str, Any]]) -> None:
-    """What is alive is as before the fault: what the driver refused to take back is offered again. Streams and events are
-    kept for reuse: the pool of streams was full before, and events have a bound."""
+    """What is alive is as before the fault: what the driver refused to take back is offered again.
+
+    Streams and events are kept for reuse: the pool of streams was full before, and events have a bound.
+    """
     leaked = []
     for t in trials:
         for kind in ("memory", "host_memory", "host_registration", "stream", "reservation", "mapping"):
