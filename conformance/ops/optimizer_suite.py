@@ -111,7 +111,9 @@ def run_optimizer(info: Any, implementation: str, dtype_name: str, pair: Any, sa
         runs.append(("sparse gradients", dict(info.metadata_for_sparse[0]), True))
     flags = _FLAGS[implementation]
     for pair.index, (_, kwargs, sparse) in enumerate(runs[: samples or None]):
-        want_flags = {**copy.deepcopy(kwargs), **({} if implementation == "capturable" else flags)}
+        # Only the CPU refuses `capturable`.
+        same = implementation != "capturable" or pair.reference.type != "cpu"
+        want_flags = {**copy.deepcopy(kwargs), **(flags if same else {})}
         got_flags = {**copy.deepcopy(kwargs), **flags}
         _run_case(info, implementation, dtype, want_flags, got_flags, sparse, pair)
     if implementation == "default" and info.optim_error_inputs_func is not None:

@@ -13,6 +13,7 @@ from conformance.ops import entry
 from conformance.ops.compare import Comparer
 from conformance.ops.move import Mover, tensors_in
 from conformance.ops.result import EntryResult
+from conformance.ops.sides import on_side
 
 SEED = 1234
 
@@ -53,14 +54,12 @@ class Pair:
 
     def _on(self, side: str, kind: str, function: Callable[[], Any]) -> Any:
         self.beacon(f"sample {self.index} {kind} on the {side}")
-        entry._side = side
         torch.manual_seed(SEED)
         try:
-            return function()
+            with on_side(side, self.reference):
+                return function()
         except Exception as e:
             return _Raised(e)
-        finally:
-            entry._side = "reference"
 
     def raises(self, kind: str, want: Callable[[], Any], got: Callable[[], Any]) -> None:
         """Where the reference raises, the device must raise the same type."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import signal
 import time
 import traceback
@@ -59,7 +60,26 @@ def _work(connection: Any, beacon: Any, module: str, options: dict[str, Any]) ->
         except Exception as e:  # a fault of the suite itself must not look like agreement
             result = EntryResult(key=key)
             result.fail(-1, "suite", f"{type(e).__name__}: {e}", traceback.format_exc(), error=True)
+        trouble = _device_trouble()
+        if trouble:
+            result.fail(-1, "device", f"the device no longer works: {trouble}", error=True)
         connection.send(result)
+        if trouble:  # every later entry would fail on both sides; a fresh process starts with a working device
+            tell("")
+            connection.close()
+            os._exit(1)
+
+
+def _device_trouble() -> str:
+    """What an accelerator reports when it is asked to finish its work, "" if all is well."""
+    import torch
+
+    try:
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+    except Exception as e:
+        return f"{type(e).__name__}: {e}".splitlines()[0]
+    return ""
 
 
 @dataclass
@@ -145,7 +165,7 @@ class Pool:
     def _lost(self, worker: _Worker, waiting: deque[str], done: Callable[[EntryResult], None], why: str) -> None:
         place = bytes(worker.beacon.value).decode(errors="replace")
         if not place:  # it never got to the entry: starting failed
-            self._failed_starts += 1
+            self._failed_starts += worker.served == 0
             if self._failed_starts >= _MAX_FAILED_STARTS:
                 raise SystemExit(f"worker processes keep ending while starting ({why})")
             waiting.appendleft(worker.key or "")

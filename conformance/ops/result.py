@@ -114,6 +114,7 @@ class Totals:
             f"bits: {stats['close_only']} comparisons within tolerance only, the others equal",
             f"skipped samples: {stats['reference_raised']} (the reference raised); "
             f"no_raise: {stats['no_raise']} calls that only the reference refused",
+            f"unsteady: {stats['reference_unsteady']} gradients that the reference did not repeat, compared with slack",
             f"expected differences: {self.expected} entries",
             f"errors: {stats['errors_checked']} checked",
             f"devices: {stats['wrong_device']} results on a wrong device",

@@ -6,9 +6,16 @@ from typing import Any
 import torch
 
 # -- initialisation ---------------------------------------------------------------------------------------------------
-def _register() -> None:
-    """Registers guard, hooks, allocator, generator and routes with torch under PrivateUse1. Creates no context."""
+def _register(delegate: str = "") -> None:
+    """Registers guard, hooks, allocator, generator and routes with torch under PrivateUse1. Creates no context.
 
+    delegate: torch's name for the device type whose backend owns the devices; "" for our own runtime."""
+
+def _delegate() -> str:
+    """What `_register` was given."""
+
+def _to_native(tensor: torch.Tensor) -> torch.Tensor: ...
+def _from_native(tensor: torch.Tensor) -> torch.Tensor: ...
 def _torch_version_built() -> str:
     """The torch version this module was compiled for, e.g. "2.11.0+cu130"."""
 

@@ -16,6 +16,7 @@ if not _light_import():
     _register()
 
     from torch_fl import flagos
+    from torch_fl.native import from_native, to_native
     from torch_fl.report import counters, reset_counters, summary, timing
     from torch_fl.routing import get_fallback_policy, get_registered_ops, keep_on_cpu, set_fallback_policy
 
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "counters",
     "flagos",
+    "from_native",
     "get_fallback_policy",
     "get_registered_ops",
     "keep_on_cpu",
@@ -30,4 +32,5 @@ __all__ = [
     "set_fallback_policy",
     "summary",
     "timing",
+    "to_native",
 ]

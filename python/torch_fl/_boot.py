@@ -80,8 +80,13 @@ def _forget() -> None:
 
 
 def wanted() -> bool:
-    """Whether the environment asks for flagos or a hardware driver reports a device. Creates no context."""
+    """Whether the environment asks for flagos or hardware is found: by a backend of torch or by a driver. Creates
+    no context."""
     if any(os.environ.get(name) for name in _ASKING):
+        return True
+    from torch_fl import _owner
+
+    if _owner.available():
         return True
     if not hardware_drivers():  # one directory listing; nothing is loaded on a machine that has only simulated drivers
         return False

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from torch_fl import _boot
+from torch_fl import _boot, _owner
 
 NAME = "flagos"
 _UNNAMED = "privateuseone"
@@ -14,7 +14,7 @@ def register() -> None:
 
     Raises:
         ImportError: torch is of another minor version than the build, the compiled part is missing, or another
-            backend already took torch's one slot for outside devices.
+            backend already took torch's one slot for outside devices, or FLAGOS_DRIVER=delegated cannot be had.
     """
     _boot.check_torch()
     import torch
@@ -37,10 +37,16 @@ def register() -> None:
         ) from error
     _boot.require_same_minor(_C._torch_version_built(), torch.__version__)
 
+    delegate = _owner.choose()
     torch.utils.rename_privateuse1_backend(NAME)
-    _C._register()
+    _C._register(delegate)
 
     from torch_fl import _compat, flagos
+
+    if delegate:
+        from torch_fl.flagos import _delegated
+
+        _delegated.forward(flagos, getattr(torch, delegate))
 
     if not hasattr(torch, NAME):
         torch._register_device_module(NAME, flagos)

@@ -29,6 +29,7 @@ void BindDevices(py::module_& m);
 void BindMemory(py::module_& m);
 void BindSnapshot(py::module_& m);
 void BindLayers(py::module_& m);
+void BindOwner(py::module_& m);
 void BindRouting(py::module_& m);
 
 }  // namespace torch_fl::python

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "python/convert.h"
+#include "runtime/allocator.h"
 #include "runtime/runtime.h"
 #include "torch/device/generator.h"
+#include "torch/device/owner.h"
 
 namespace torch_fl::python {
 namespace {
@@ -103,30 +105,34 @@ void BindDevices(py::module_& m) {
   Define(m, "_driver_folder", [] { return WithoutGil([] { return runtime::DriverFolder(); }); });
   Define(m, "_hardware_detected", [] { return WithoutGil([] { return runtime::HardwareDetected(); }); });
 
-  Define(m, "_device_count", [] { return WithoutGil([] { return runtime::DeviceCount(); }); });
-  Define(m, "_unavailable_reason", [] { return WithoutGil([] { return runtime::UnavailableReason(); }); });
-  Define(m, "_current_device", [] { return runtime::CurrentDevice(); });
-  Define(m, "_set_device", [](int index) { WithoutGil([&] { runtime::SetDevice(index); }); }, device);
+  Define(m, "_device_count", [] { return WithoutGil([] { return ActiveOwner().DeviceCount(); }); });
+  Define(m, "_unavailable_reason", [] { return WithoutGil([] { return ActiveOwner().UnavailableReason(); }); });
+  Define(m, "_current_device", [] { return ActiveOwner().CurrentDevice(); });
   Define(
-      m, "_exchange_device", [](int index) { return WithoutGil([&] { return runtime::ExchangeDevice(index); }); },
+      m, "_set_device",
+      [](int index) {
+        WithoutGil([&] {
+          ActiveOwner().CheckDevice(index, "set_device");
+          ActiveOwner().ExchangeDevice(index);
+        });
+      },
       device);
-  Define(m, "_has_context", [](int index) { return runtime::HasContext(index); }, device);
+  Define(
+      m, "_exchange_device", [](int index) { return WithoutGil([&] { return ActiveOwner().ExchangeDevice(index); }); },
+      device);
+  Define(m, "_has_context", [](int index) { return ActiveOwner().HasContext(index); }, device);
   Define(m, "_is_in_bad_fork",
          [] { return (runtime::g_attention.load(std::memory_order_relaxed) & runtime::kAttentionForked) != 0; });
   Define(m, "_device_properties", &DeviceProperties, device);
   Define(
       m, "_memory_info",
       [](int index) {
-        return WithoutGil([&] {
-          uint64_t free_bytes = 0;
-          uint64_t total_bytes = 0;
-          runtime::DeviceMemory(index, &free_bytes, &total_bytes);
-          return std::make_tuple(free_bytes, total_bytes);
-        });
+        const auto info = WithoutGil([&] { return ActiveOwner().DeviceMemory(index); });
+        return std::make_tuple(info.first, info.second);
       },
       device);
-  Define(m, "_synchronize", [](int index) { WithoutGil([&] { runtime::SynchronizeDevice(index); }); }, device);
-  Define(m, "_host_view", [] { return WithoutGil([] { return runtime::HostView(); }); });
+  Define(m, "_synchronize", [](int index) { WithoutGil([&] { ActiveOwner().SynchronizeDevice(index); }); }, device);
+  Define(m, "_host_view", [] { return WithoutGil([] { return !Delegated() && ActiveOwner().HasTarget(); }); });
 
   Define(m, "_can_access_peer", &CanAccessPeer, device, py::arg("peer"));
 

@@ -3,25 +3,25 @@
 
 #include <mutex>
 
-#include "torch/device/allocator.h"
-#include "torch/device/pinned.h"
+#include "torch/device/owner.h"
 #include "torch/device/storage.h"
 #include "torch/route/registry.h"
+#include "torch/route/target.h"
 
 namespace torch_fl {
 
-void RegisterBackend() {
+void RegisterBackend(const std::string& delegate) {
   static std::once_flag once;
-  std::call_once(once, [] {
-    RegisterGuard();
-    RegisterAllocator();
-    RegisterPinned();
+  std::call_once(once, [&] {
+    const Target* target = delegate.empty() ? &CpuTarget() : FindDelegate(delegate);
+    TORCH_CHECK(target != nullptr, "torch_fl cannot delegate devices to '", delegate, "'");
+    SetOwner(delegate.empty() ? DirectOwner() : DelegatedOwner(), *target, !delegate.empty());
+    ActiveOwner().Register();
     RegisterStorage();
     RegisterHooks();
     RegisterRoutes();
     // After the routes, which they build on.
-    RegisterRecurrent();
-    RegisterAttention();
+    Delegated() ? RegisterDelegateComposites() : RegisterCpuComposites();
     RegisterAutocast();
   });
 }

@@ -5,16 +5,20 @@
 
 #include <c10/macros/Export.h>
 
+#include <string>
+
 namespace torch_fl {
 
 // Registers guard, allocator, storage, hooks, routes, composite selections and autocast under PrivateUse1. Creates no
 // context and loads no driver. Further calls do nothing; a failed call throws and may not be repeated.
-C10_EXPORT void RegisterBackend();
+//
+// `delegate`: torch's name for the device type whose backend owns the devices (device/owner.h); empty for our own runtime.
+C10_EXPORT void RegisterBackend(const std::string& delegate);
 
 // The parts, in their own files.
-void RegisterGuard();      // device/guard.cpp
-void RegisterHooks();      // device/hooks.cpp
-void RegisterAutocast();   // amp/autocast.cpp
+void RegisterGuard();  // device/guard.cpp
+void RegisterHooks();  // device/hooks.cpp
+void RegisterAutocast();  // amp/autocast.cpp
 void RegisterAttention();  // targets/cpu/sdpa.cpp
 void RegisterRecurrent();  // targets/cpu/rnn.cpp
 

@@ -36,8 +36,14 @@ def patches() -> list[Patch]:
 
 def apply_at_registration() -> None:
     """Applies the patches that no later moment can apply. May be called again; the second call does nothing."""
+    from torch_fl import _C
     from torch_fl._compat import autograd_exit, data_parallel, sharing
 
     autograd_exit.apply()  # changes nothing in torch, so it is not recorded as a patch
     data_parallel.apply()
     sharing.apply()
+    if _C._delegate():
+        from torch_fl._compat import dlpack, rnn_weights
+
+        dlpack.apply()
+        rnn_weights.apply()

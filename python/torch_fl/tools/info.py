@@ -24,7 +24,7 @@ CHANGES = (
     "torch.device(0) and integer devices in general mean flagos:0",
     "the CPU allocator is wrapped while the driver's memory is visible to the host (host driver), so that results of "
     "CPU kernels lie in device memory",
-    "backward passes on tensors of another accelerator take their streams from flagos, where torch now looks for them",
+    "backward passes on tensors of another accelerator fail: torch looks for their streams at flagos only",
     "torch.Tensor, torch.nn.Module, storages and PackedSequence gain flagos() and is_flagos",
 )
 
@@ -74,8 +74,9 @@ def _registered_facts() -> dict[str, Any]:
     facts: dict[str, Any] = {"built for torch": _C._torch_version_built()}
     facts["driver folder"] = _C._driver_folder()
     facts["available drivers"] = _C._available_drivers()
+    facts["owner"] = _C._delegate() or "torch_fl"  # of the devices
     try:
-        facts["driver"] = _C._driver_info()
+        facts["driver"] = "none needed" if _C._delegate() else _C._driver_info()
     except RuntimeError as error:
         facts["driver"] = one_line(error)
     facts["unavailable"] = _C._unavailable_reason()
@@ -89,7 +90,7 @@ def _registered_facts() -> dict[str, Any]:
                 "free_memory": free,
                 "total_memory": total,
                 "name": properties.name,
-                "arch": properties.arch,
+                "arch": getattr(properties, "arch", ""),  # a backend of torch may not have it
             }
         )
     facts["routed operators"] = len(torch_fl.get_registered_ops())
@@ -123,6 +124,7 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["registered"]:
         line("available drivers", ", ".join(facts["available drivers"]) or "none")
         line("driver folder", facts["driver folder"])
+        line("devices owned by", "torch_fl" if facts["owner"] == "torch_fl" else f"torch's {facts['owner']} backend")
         driver = facts["driver"]
         if isinstance(driver, str):
             line("driver", f"NOT LOADED: {driver}")

@@ -13,6 +13,7 @@
 #include "runtime/runtime.h"
 #include "torch/aten/register.h"
 #include "torch/device/errors.h"
+#include "torch/device/owner.h"
 #include "torch/route/alias_route.h"
 #include "torch/route/target.h"
 
@@ -34,7 +35,7 @@ at::Tensor SparseOn(const at::Tensor& source, c10::Device device, bool non_block
                                               move(source.values()), source.sizes(), options);
 }
 
-template <c10::DispatchKey kTargetKey>
+template <bool kCompressed>
 void SparseCopy(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const size_t base = stack->size() - 3;
   const at::Tensor self = (*stack)[base].toTensor();
@@ -48,7 +49,7 @@ void SparseCopy(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
     return;
   }
   static const std::shared_ptr<OpRecord> record = RecordOf(op);
-  RunRouted(*record, kTargetKey, stack);
+  RunRouted(*record, kCompressed ? ActiveTarget().sparse_csr : ActiveTarget().sparse, stack);
 }
 
 int SideOf(const at::Tensor& tensor) {
@@ -70,7 +71,8 @@ void CopyBytes(const at::Tensor& self, const at::Tensor& source, bool async) {
 }  // namespace
 
 bool MayCopyDirectly(const at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  return non_blocking || self.device() != source.device() || !runtime::HostView();
+  // Another backend's copies know its streams and its pinned memory.
+  return !Delegated() && (non_blocking || self.device() != source.device() || !runtime::HostView());
 }
 
 bool CopyDirectly(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -115,10 +117,10 @@ bool CopyDirectly(at::Tensor& self, const at::Tensor& source, bool non_blocking)
 void RegisterCopies() {
   static auto* sparse =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
-  sparse->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&SparseCopy<c10::DispatchKey::SparseCPU>>());
+  sparse->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&SparseCopy</*kCompressed=*/false>>());
   static auto* compressed =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCsrPrivateUse1, __FILE__, __LINE__);
-  compressed->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&SparseCopy<c10::DispatchKey::SparseCsrCPU>>());
+  compressed->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&SparseCopy</*kCompressed=*/true>>());
 }
 
 }  // namespace torch_fl

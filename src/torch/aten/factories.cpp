@@ -8,6 +8,7 @@
 #include "runtime/runtime.h"
 #include "torch/aten/register.h"
 #include "torch/device/errors.h"
+#include "torch/device/owner.h"
 #include "torch/device/storage.h"
 
 namespace torch_fl {
@@ -19,8 +20,8 @@ constexpr c10::DispatchKeySet kDense(c10::DispatchKey::PrivateUse1);
 c10::DeviceIndex FactoryDevice(const char* op, std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   Translate([&] { runtime::CheckAttention(op); });
   TORCH_CHECK(!pin_memory.value_or(false), op, ": only dense CPU tensors can be pinned");
-  const int index = device && device->has_index() ? device->index() : runtime::CurrentDevice();
-  Translate([&] { runtime::CheckDevice(index, op); });
+  const int index = device && device->has_index() ? device->index() : ActiveOwner().CurrentDevice();
+  ActiveOwner().CheckDevice(index, op);
   return static_cast<c10::DeviceIndex>(index);
 }
 

@@ -10,6 +10,7 @@
 #include "torch/aten/register.h"
 #include "torch/device/allocator.h"
 #include "torch/device/errors.h"
+#include "torch/device/owner.h"
 #include "torch/device/storage.h"
 #include "torch/route/target.h"
 
@@ -80,11 +81,14 @@ at::Tensor& set_(at::Tensor& self) {
 }
 
 void record_stream(at::Tensor& self, c10::Stream stream) {
-  TORCH_CHECK(stream.device_type() == kFlagos, "record_stream: the tensor is on ", self.device(),
-              " but the stream belongs to ", stream.device());
+  TORCH_CHECK(stream.device_type() == kFlagos || (Delegated() && stream.device_type() == ActiveTarget().type),
+              "record_stream: the tensor is on ", self.device(), " but the stream belongs to ", stream.device());
   Translate([] { runtime::CheckAttention("aten::record_stream"); });
-  if (self.has_storage() && self.storage().nbytes() != 0)
-    FlagosAllocator()->recordStream(self.storage().data_ptr(), stream);
+  if (!self.has_storage() || self.storage().nbytes() == 0) return;
+  // The pool knows its block by the DataPtr that owns it: the twin's, where there is one.
+  FlagosStorage* storage = AsFlagosStorage(self.storage().unsafeGetStorageImpl());
+  c10::StorageImpl* twin = storage != nullptr ? storage->Twin() : nullptr;
+  ActiveOwner().RecordStream(twin != nullptr ? twin->data_ptr() : self.storage().data_ptr(), stream);
 }
 
 // Lets `param.data = flagos_tensor` work, so that Module.to keeps Parameters (and the optimizers that hold them). Composite in

@@ -6,8 +6,7 @@
 #include <deque>
 #include <utility>
 
-#include "runtime/runtime.h"
-#include "torch/device/stream.h"
+#include "torch/device/owner.h"
 
 namespace torch_fl {
 namespace {
@@ -70,7 +69,7 @@ at::Generator& TargetGenerator(const at::Generator& generator) {
 
 const at::Generator& DefaultGenerator(int device) {
   device = ResolveDevice(device);
-  runtime::CheckDevice(device, "default_generator");
+  ActiveOwner().CheckDevice(device, "default_generator");
   static auto* mutex = new std::mutex;
   static auto* generators = new std::deque<at::Generator>;  // a deque: growing moves no element
   Lock lock(*mutex);
@@ -78,16 +77,15 @@ const at::Generator& DefaultGenerator(int device) {
   at::Generator& generator = (*generators)[device];
   if (!generator.defined()) {
     generator =
-        at::make_generator<FlagosGenerator>(static_cast<c10::DeviceIndex>(device),
-                                            at::detail::createCPUGenerator(c10::detail::getNonDeterministicRandom()));
+        at::make_generator<FlagosGenerator>(static_cast<c10::DeviceIndex>(device), ActiveOwner().DefaultInner(device));
   }
   return generator;
 }
 
 at::Generator NewGenerator(int device) {
   device = ResolveDevice(device);
-  runtime::CheckDevice(device, "Generator");
-  return at::make_generator<FlagosGenerator>(static_cast<c10::DeviceIndex>(device), at::detail::createCPUGenerator());
+  ActiveOwner().CheckDevice(device, "Generator");
+  return at::make_generator<FlagosGenerator>(static_cast<c10::DeviceIndex>(device), ActiveOwner().NewInner(device));
 }
 
 SwapDefaultGenerator::State SwapDefaultGenerator::Read(at::CPUGeneratorImpl* generator) {

@@ -4,12 +4,10 @@
 // Threads: any; no state of its own.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
-#include "runtime/runtime.h"
 #include "torch/device/errors.h"
 #include "torch/device/generator.h"
-#include "torch/device/pinned.h"
+#include "torch/device/owner.h"
 #include "torch/device/storage.h"
-#include "torch/device/stream.h"
 #include "torch/register.h"
 
 namespace torch_fl {
@@ -19,25 +17,27 @@ class FlagosHooks final : public at::PrivateUse1HooksInterface {
  public:
   bool isBuilt() const override { return true; }
 
-  bool isAvailable() const override { return runtime::DeviceCount() > 0; }
+  bool isAvailable() const override { return ActiveOwner().DeviceCount() > 0; }
 
-  bool hasPrimaryContext(c10::DeviceIndex device) const override { return runtime::HasContext(ResolveDevice(device)); }
-
-  // A context is made by the first memory or stream; here only the reason why there is no device is due.
-  void init() const override {
-    Translate([] { runtime::CheckDevice(runtime::CurrentDevice(), "init"); });
+  bool hasPrimaryContext(c10::DeviceIndex device) const override {
+    return ActiveOwner().HasContext(ResolveDevice(device));
   }
 
-  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(runtime::DeviceCount()); }
+  void init() const override { ActiveOwner().Init(); }
+
+  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(ActiveOwner().DeviceCount()); }
 
   void setCurrentDevice(c10::DeviceIndex device) const override {
-    Translate([&] { runtime::SetDevice(device); });
+    ActiveOwner().CheckDevice(device, "set_device");
+    ActiveOwner().ExchangeDevice(device);
   }
 
-  c10::DeviceIndex getCurrentDevice() const override { return static_cast<c10::DeviceIndex>(runtime::CurrentDevice()); }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return static_cast<c10::DeviceIndex>(ActiveOwner().CurrentDevice());
+  }
 
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
-    return static_cast<c10::DeviceIndex>(Translate([&] { return runtime::ExchangeDevice(device); }));
+    return static_cast<c10::DeviceIndex>(ActiveOwner().ExchangeDevice(device));
   }
 
   // "Maybe": may skip the switch if that would create a context. Ours never creates one.
@@ -52,17 +52,12 @@ class FlagosHooks final : public at::PrivateUse1HooksInterface {
   }
 
   at::Device getDeviceFromPtr(void* data) const override {
-    runtime::AllocationInfo info;
-    TORCH_CHECK(runtime::FindAllocation(data, &info), "The specified pointer ", data,
-                " lies in no live allocation of any flagos device.");
-    return at::Device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(info.device));
+    return at::Device(at::kPrivateUse1, ActiveOwner().DeviceOfPointer(data));
   }
 
-  bool isPinnedPtr(const void* data) const override { return IsPinned(data); }
+  bool isPinnedPtr(const void* data) const override { return ActiveOwner().IsPinned(data); }
 
-  at::Allocator* getPinnedMemoryAllocator() const override {
-    return Translate([] { return PinnedAllocator(); });
-  }
+  at::Allocator* getPinnedMemoryAllocator() const override { return ActiveOwner().PinnedAllocator(); }
 
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t new_size) const override {
     Translate([&] { ResizeFlagosStorage(storage, new_size); });

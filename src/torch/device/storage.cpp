@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch/device/storage.h"
 
-#include <ATen/native/Resize.h>
-#include <c10/core/CPUAllocator.h>
-
+#include <algorithm>
 #include <mutex>
 #include <typeinfo>
 #include <utility>
 
-#include "runtime/runtime.h"
 #include "torch/device/allocator.h"
-#include "torch/device/errors.h"
+#include "torch/device/owner.h"
 #include "torch/route/alias.h"
 #include "torch/route/scope.h"
 #include "torch/route/target.h"
@@ -37,53 +34,37 @@ c10::intrusive_ptr<c10::StorageImpl> NewTwin(c10::DataPtr data, size_t nbytes, b
                                                c10::GetAllocator(ActiveTarget().type), resizable);
 }
 
-struct DeviceBytes {
-  c10::DataPtr owner;
-};
-
-// The same bytes under their target address, owned by the result.
-c10::DataPtr ToTargetView(c10::DataPtr data, c10::DeviceIndex device) {
-  void* address = data.get();
-  c10::Device where = ActiveTarget().DeviceFor(device);
-  if (address == nullptr) return {nullptr, where};
-  void* view = static_cast<char*>(address) + TargetOffset(device);
-  int owner = -1;
-  if (data.get_context() == address && runtime::Owns(address, &owner)) {
-    data.release_context();
-    return {view, view, [](void* p) { FreeTargetAddress(p); }, where};
-  }
-  // Somebody else's memory (from_blob, an imported block): keep the caller's DataPtr alive behind ours.
-  auto* keep = new DeviceBytes{std::move(data)};
-  return {view, keep, [](void* p) { delete static_cast<DeviceBytes*>(p); }, where};
-}
+// target address = device address + offset
+ptrdiff_t TwinOffset(c10::DeviceIndex device) { return Delegated() ? 0 : TargetOffset(device); }
 
 // Factory that c10 calls for every storage of this device.
 c10::intrusive_ptr<c10::StorageImpl> CreateStorage(c10::StorageImpl::use_byte_size_t, c10::SymInt size,
                                                    c10::DataPtr data, c10::Allocator*, bool resizable) {
   auto nbytes = static_cast<size_t>(size.as_int_unchecked());
   if (!data && !data.get_context()) {
-    int device =
-        data.device().type() == kFlagos && data.device().has_index() ? data.device().index() : runtime::CurrentDevice();
+    int device = data.device().type() == kFlagos && data.device().has_index() ? data.device().index()
+                                                                              : ActiveOwner().CurrentDevice();
     return MakeFlagosStorage(nbytes, static_cast<c10::DeviceIndex>(device), t_route.op);
   }
   c10::DeviceIndex device = data.device().index();
-  if (!runtime::HostView()) return c10::make_intrusive<FlagosStorage>(std::move(data), nbytes, resizable);
-  return c10::make_intrusive<FlagosStorage>(NewTwin(ToTargetView(std::move(data), device), nbytes, resizable), device);
+  if (!ActiveOwner().HasTarget()) return c10::make_intrusive<FlagosStorage>(std::move(data), nbytes, resizable);
+  return c10::make_intrusive<FlagosStorage>(NewTwin(ActiveOwner().ToTarget(std::move(data), device), nbytes, resizable),
+                                            device);
 }
 
 }  // namespace
 
 FlagosStorage::FlagosStorage(c10::intrusive_ptr<c10::StorageImpl> twin, c10::DeviceIndex device)
     : StorageImpl(use_byte_size_t(), c10::SymInt(static_cast<int64_t>(twin->nbytes())),
-                  Mirror(twin->_mutable_data_ptr_no_checks().get(), TargetOffset(device), device), FlagosAllocator(),
-                  true),
+                  Mirror(twin->_mutable_data_ptr_no_checks().get(), TwinOffset(device), device),
+                  c10::GetAllocator(kFlagos), true),
       twin_(std::move(twin)),
-      view_offset_(TargetOffset(device)),
+      view_offset_(TwinOffset(device)),
       device_index_(device) {}
 
 FlagosStorage::FlagosStorage(c10::DataPtr data, size_t nbytes, bool resizable)
-    : StorageImpl(use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)), std::move(data), FlagosAllocator(),
-                  resizable),
+    : StorageImpl(use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)), std::move(data),
+                  c10::GetAllocator(kFlagos), resizable),
       device_index_(device().index()) {}
 
 FlagosStorage::~FlagosStorage() { DropAliases(); }
@@ -124,7 +105,7 @@ void FlagosStorage::Reconcile() {
   }
   c10::DataPtr bytes = std::move(mine);
   DropAliases();
-  twin_ = NewTwin(ToTargetView(std::move(bytes), device_index_), nbytes(), /*resizable=*/true);
+  twin_ = NewTwin(ActiveOwner().ToTarget(std::move(bytes), device_index_), nbytes(), /*resizable=*/true);
   set_data_ptr_noswap(Mirror(twin_->_mutable_data_ptr_no_checks().get(), view_offset_, device_index_));
 }
 
@@ -153,10 +134,17 @@ FlagosStorage* AsFlagosStorage(c10::StorageImpl* storage) {
 }
 
 c10::intrusive_ptr<c10::StorageImpl> MakeFlagosStorage(size_t nbytes, c10::DeviceIndex device, const char* op) {
-  if (!Translate([] { return runtime::HostView(); }))
+  if (!Delegated() && !ActiveOwner().HasTarget())
     return c10::make_intrusive<FlagosStorage>(AllocateDevice(nbytes, device, op), nbytes, /*resizable=*/true);
-  return c10::make_intrusive<FlagosStorage>(NewTwin(AllocateTargetView(nbytes, device, op), nbytes, /*resizable=*/true),
-                                            device);
+  return c10::make_intrusive<FlagosStorage>(
+      NewTwin(ActiveOwner().AllocateTarget(nbytes, device, op), nbytes, /*resizable=*/true), device);
+}
+
+bool IsDeviceMemory(const c10::StorageImpl& target, c10::DeviceIndex device) {
+  if (Delegated()) return target.device().type() == ActiveTarget().type;
+  const void* bytes = const_cast<c10::StorageImpl&>(target)._mutable_data_ptr_no_checks().get();
+  int owner = -1;
+  return bytes == nullptr || (OwnsTargetAddress(bytes, &owner) && owner == device);
 }
 
 bool AdoptInPlace(const at::Tensor& result, c10::DeviceIndex device) {
@@ -165,9 +153,10 @@ bool AdoptInPlace(const at::Tensor& result, c10::DeviceIndex device) {
   c10::Storage& storage = impl->*TensorAccess::StorageField();
   if (!storage || !impl->key_set().has_backend(target.bit) || result.use_count() != 1 || storage.use_count() != 1)
     return false;
-  void* bytes = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
-  int owner = -1;
-  if (bytes != nullptr && (!OwnsTargetAddress(bytes, &owner) || owner != device)) return false;
+  if (Delegated())
+    device = storage.device().index();  // the target knows where its kernel put the result
+  else if (!IsDeviceMemory(*storage.unsafeGetStorageImpl(), device))
+    return false;
   auto twin = c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage.unsafeReleaseStorageImpl());
   storage = c10::Storage(c10::make_intrusive<FlagosStorage>(std::move(twin), device));
   impl->*TensorAccess::DeviceField() = c10::Device(kFlagos, device);
@@ -183,16 +172,13 @@ void ResizeFlagosStorage(const c10::Storage& storage, size_t nbytes) {
   c10::DeviceIndex device = flagos->device_index();
   const char* op = t_route.op != nullptr ? t_route.op : "resize_";
   if (c10::StorageImpl* twin = flagos->Twin()) {
-    // The bytes to keep are read here and now, on the host.
-    if (nbytes > 0 && flagos->nbytes() > 0) Translate([&] { runtime::KernelBegin(device); });
-    RouteScope scope(device, op);  // the twin's new bytes must be device memory
-    at::native::resize_bytes_cpu(twin, nbytes);
+    ActiveOwner().ResizeTwin(twin, nbytes, device, op);
     flagos->Twin();
     return;
   }
   c10::DataPtr fresh = AllocateDevice(nbytes, device, op);
   size_t keep = std::min(nbytes, flagos->nbytes());
-  if (keep > 0) Translate([&] { runtime::Copy(fresh.get(), device, flagos->data(), device, keep, /*async=*/false); });
+  if (keep > 0) ActiveOwner().Copy(fresh.get(), device, flagos->data(), device, keep);
   flagos->set_data_ptr_noswap(std::move(fresh));
   flagos->set_nbytes(nbytes);
 }
@@ -200,7 +186,7 @@ void ResizeFlagosStorage(const c10::Storage& storage, size_t nbytes) {
 c10::intrusive_ptr<c10::StorageImpl> TwinOfForeignStorage(const c10::Storage& storage) {
   c10::DeviceIndex device = storage.device().index();
   auto* base = static_cast<char*>(const_cast<void*>(storage.data()));
-  void* view = base == nullptr ? nullptr : base + TargetOffset(device);
+  void* view = base == nullptr ? nullptr : base + TwinOffset(device);
   auto* keep = new c10::Storage(storage);
   c10::DataPtr data(
       view, keep, [](void* p) { delete static_cast<c10::Storage*>(p); }, ActiveTarget().DeviceFor(device));

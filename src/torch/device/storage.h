@@ -77,6 +77,9 @@ void ResizeFlagosStorage(const c10::Storage& storage, size_t nbytes);
 // A target StorageImpl for the call that shares the bytes of a foreign flagos storage and keeps it alive.
 c10::intrusive_ptr<c10::StorageImpl> TwinOfForeignStorage(const c10::Storage& storage);
 
+// May a storage that the target's kernel made become a twin on flagos:device without moving its bytes?
+bool IsDeviceMemory(const c10::StorageImpl& target, c10::DeviceIndex device);
+
 // Adopts a fresh result in place: puts a FlagosStorage round its storage and seats it on flagos:device. False, and nothing
 // changed, when somebody else holds the tensor or its storage, or when the bytes do not lie in the device's pool.
 bool AdoptInPlace(const at::Tensor& result, c10::DeviceIndex device);

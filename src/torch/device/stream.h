@@ -7,6 +7,7 @@
 #include <c10/core/Stream.h>
 
 #include "runtime/runtime.h"
+#include "torch/device/owner.h"
 
 namespace torch_fl {
 
@@ -19,8 +20,5 @@ inline c10::Stream ToTorchStream(const runtime::Stream* stream) {
 inline runtime::Stream* FromTorchStream(const c10::Stream& stream) {
   return runtime::StreamFromId(stream.device_index(), stream.id());
 }
-
-// torch writes "the current device" as index -1.
-inline int ResolveDevice(int index) noexcept { return index < 0 ? runtime::CurrentDevice() : index; }
 
 }  // namespace torch_fl

@@ -11,6 +11,7 @@
 #include "runtime/runtime.h"
 #include "torch/device/errors.h"
 #include "torch/device/generator.h"
+#include "torch/device/owner.h"
 #include "torch/route/fallback.h"
 #include "torch/route/frame.h"
 #include "torch/route/registry.h"
@@ -66,6 +67,7 @@ void MapArgument(Frame& frame, const ArgRecord& record, size_t position, IValue&
 // Random numbers: the device's own generator stands in for None, so that a draw never advances the target's.
 void MapGenerator(const OpRecord& op, const Frame& frame, IValue& value) {
   if (value.isNone()) {
+    if (Delegated()) return;  // the target's default generator is ours too
     value = TargetGenerator(DefaultGenerator(frame.device()));
     return;
   }
@@ -79,6 +81,13 @@ void MapGenerator(const OpRecord& op, const Frame& frame, IValue& value) {
   TORCH_CHECK(given.device().index() == frame.device(), "Expected a generator on ", frame.flagos_device(),
               " but found one on ", given.device(), " (", op.name, ")");
   value = TargetGenerator(given);
+}
+
+// The CPU's key for what would run under a key of the target.
+c10::DispatchKey StagingKey(c10::DispatchKey target_key) {
+  const Target &target = ActiveTarget(), &cpu = CpuTarget();
+  if (target_key == target.sparse) return cpu.sparse;
+  return target_key == target.sparse_csr ? cpu.sparse_csr : cpu.dense;
 }
 
 void MapResults(Frame& frame, const OpRecord& op, Stack* stack) {
@@ -127,10 +136,10 @@ void MapResults(Frame& frame, const OpRecord& op, Stack* stack) {
 
 }  // namespace
 
-void RunRouted(OpRecord& op, c10::DispatchKey target_key, Stack* stack) {
+void RunRouted(OpRecord& op, c10::DispatchKey target_key, Stack* stack, bool staged) {
   Translate([&] { runtime::CheckAttention(op.name.c_str()); });
   if (C10_UNLIKELY(RoutesMayBeStale())) RescanPending();
-  const bool staging = RunsStaged(op);
+  const bool staging = staged || RunsStaged(op);
   router::Counter* counter = staging ? op.cpu_counter : op.alias_counter;
   counter->Add();
   const bool timing = router::g_timing.load(std::memory_order_relaxed);
@@ -151,7 +160,14 @@ void RunRouted(OpRecord& op, c10::DispatchKey target_key, Stack* stack) {
       if (op.args[position].kind == ArgKind::kGenerator) MapGenerator(op, frame, (*stack)[base + position]);
 
   if (staging) {
-    op.handle.redispatchBoxed(c10::DispatchKeySet(target_key), stack);
+    op.handle.redispatchBoxed(c10::DispatchKeySet(StagingKey(target_key)), stack);
+  } else if (Delegated()) {
+    try {
+      op.handle.redispatchBoxed(c10::DispatchKeySet(target_key), stack);
+    } catch (const c10::Error& error) {
+      frame.RaiseIfDevicesWereMixed(error.what_without_backtrace());
+      throw;
+    }
   } else {
     Translate([&] { runtime::KernelBegin(frame.device()); });
     RouteScope scope(frame.device(), op.name.c_str());

@@ -11,8 +11,9 @@
 namespace torch_fl {
 
 // Runs `op` on the target's kernel for `target_key`; arguments on the stack are replaced by results. The route is `alias`, or
-// `cpu` (the copying fallback) when forced or when the device has no host view.
-void RunRouted(OpRecord& op, c10::DispatchKey target_key, torch::jit::Stack* stack);
+// `cpu` (the copying fallback) when forced or when no target can use the device's memory.
+// `staged` forces `cpu`.
+void RunRouted(OpRecord& op, c10::DispatchKey target_key, torch::jit::Stack* stack, bool staged = false);
 
 // The functor that the dispatcher holds for an operator.
 class RoutedKernel final : public c10::OperatorKernel {

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "router/policy.h"
-#include "runtime/runtime.h"
 #include "torch/device/errors.h"
+#include "torch/device/owner.h"
 
 namespace torch_fl {
 namespace {
@@ -48,16 +48,17 @@ std::string DescribeArguments(at::ArrayRef<c10::IValue> arguments) {
 }
 
 const char* Reason() {
-  return router::GetForcedRoute() == router::ForcedRoute::kCpu ? "FLAGOS_FORCE_BACKEND=cpu forces it"
-                                                               : "this device has no kernel for it and no host view";
+  return router::GetForcedRoute() == router::ForcedRoute::kCpu
+             ? "FLAGOS_FORCE_BACKEND=cpu forces it"
+             : "this device has no kernel for it and the CPU cannot see its memory";
 }
 
 }  // namespace
 
 Staging StagingMode() {
-  // Fixed by the driver, so asked once.
-  static const bool no_host_view = Translate([] { return !runtime::HostView(); });
-  if (no_host_view) return Staging::kAlways;
+  // Fixed by the owner, so asked once.
+  static const bool no_target = !ActiveOwner().HasTarget();
+  if (no_target) return Staging::kAlways;
   return router::GetForcedRoute() == router::ForcedRoute::kCpu ? Staging::kForced : Staging::kNever;
 }
 

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "runtime/runtime.h"
 #include "torch/device/allocator.h"
 #include "torch/device/errors.h"
+#include "torch/device/owner.h"
 #include "torch/device/storage.h"
 #include "torch/route/alias.h"
 #include "torch/route/device_check.h"
@@ -72,6 +74,15 @@ at::Tensor Frame::MapIn(const at::Tensor& tensor, size_t position) {
     }
     return AliasOf(tensor, op_.args[position].written);
   }
+  if (Delegated() && !staging_ && tensor.is_cpu()) {
+    // The kernel sees this tensor beside ones of its own device, and checks.
+    if (!suspect_.defined()) {
+      suspect_ = tensor;
+      suspect_position_ = position;
+    }
+    cpu_arguments_.push_back(tensor);
+    return tensor;
+  }
   const bool scalar = impl->dim() == 0 && (op_.cpu_scalars || impl->is_wrapped_number()) && !op_.args[position].written;
   if (!op_.args[position].cpu_free && !(scalar && tensor.is_cpu()) && !offender_.defined()) {
     offender_ = tensor;
@@ -93,19 +104,26 @@ c10::Storage Frame::MapIn(const c10::Storage& storage) {
 c10::Device Frame::MapIn(c10::Device device) {
   if (device.type() != kFlagos) return device;
   device_arg_ = device.has_index() ? device.index() : static_cast<c10::DeviceIndex>(-2);
-  return ActiveTarget().DeviceFor(device.has_index() ? device.index() : 0);
+  return target_.DeviceFor(static_cast<c10::DeviceIndex>(device.has_index() ? device.index()
+                                                         : Delegated()      ? ActiveOwner().CurrentDevice()
+                                                                            : 0));
 }
 
 void Frame::SettleDevice() {
   if (C10_UNLIKELY(offender_.defined()) && device_ >= 0)
     RaiseMixedDevices(op_.name, ArgumentName(op_, offender_position_), offender_, flagos_device(), op_.cpu_scalars);
   if (device_arg_ >= 0) {
-    Translate([&] { runtime::CheckDevice(device_arg_, op_.name.c_str()); });
+    ActiveOwner().CheckDevice(device_arg_, op_.name.c_str());
     device_ = device_arg_;
   } else if (device_ < 0) {
-    device_ = static_cast<c10::DeviceIndex>(runtime::CurrentDevice());
-    Translate([&] { runtime::CheckDevice(device_, op_.name.c_str()); });
+    device_ = static_cast<c10::DeviceIndex>(ActiveOwner().CurrentDevice());
+    ActiveOwner().CheckDevice(device_, op_.name.c_str());
   }
+}
+
+void Frame::RaiseIfDevicesWereMixed(const char* what) const {
+  if (!suspect_.defined() || device_ < 0 || std::string_view(what).find("device") == std::string_view::npos) return;
+  RaiseMixedDevices(op_.name, ArgumentName(op_, suspect_position_), suspect_, flagos_device(), op_.cpu_scalars);
 }
 
 Frame::Entry* Frame::FindByOuter(const c10::TensorImpl* outer) {
@@ -131,7 +149,7 @@ at::Tensor Frame::AliasOf(const at::Tensor& tensor, bool written) {
   if (C10_UNLIKELY(impl->layout() != c10::kStrided)) {
     alias = MapSparseIn(*this, tensor, written);
   } else {
-    const c10::DispatchKeySet keys = ActiveTarget().ToTarget(impl->key_set());
+    const c10::DispatchKeySet keys = target_.ToTarget(impl->key_set());
     FlagosStorage* storage = AsFlagosStorage(StorageImplOf(impl));
     // A written argument may be resized or re-seated by the kernel, so its alias is private to the call.
     const bool shareable = !staging_ && !written && !op_.asks_requires_grad && storage != nullptr &&
@@ -190,11 +208,8 @@ c10::intrusive_ptr<c10::StorageImpl> Frame::StageIn(const at::Tensor& tensor) {
     const size_t size = range.end - range.begin;
     auto* from =
         static_cast<const char*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) + range.begin;
-    Translate([&] {
-      runtime::Copy(static_cast<char*>(copy->mutable_data()) + range.begin, FLAGOS_HOST, from, storage.device().index(),
-                    size,
-                    /*async=*/false);
-    });
+    ActiveOwner().Copy(static_cast<char*>(copy->mutable_data()) + range.begin, FLAGOS_HOST, from,
+                       storage.device().index(), size);
     copied_bytes_ += size;
   }
   return copy;
@@ -209,10 +224,8 @@ void Frame::StageOut(const Entry& entry) {
   if (range.end <= range.begin) return;
   const size_t size = range.end - range.begin;
   auto* to = static_cast<char*>(outer.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()) + range.begin;
-  Translate([&] {
-    runtime::Copy(to, outer.device().index(), static_cast<const char*>(copy->data()) + range.begin, FLAGOS_HOST, size,
-                  /*async=*/false);
-  });
+  ActiveOwner().Copy(to, outer.device().index(), static_cast<const char*>(copy->data()) + range.begin, FLAGOS_HOST,
+                     size);
   copied_bytes_ += size;
 }
 
@@ -290,19 +303,22 @@ c10::Storage Frame::Adopt(const c10::Storage& fresh, size_t holders) {
   c10::StorageImpl* target = fresh.unsafeGetStorageImpl();
   const size_t nbytes = target->nbytes();
   void* bytes = target->_mutable_data_ptr_no_checks().get();
-  int owner = -1;
   const bool unique = fresh.use_count() <= holders;
-  const bool pooled = bytes == nullptr || (OwnsTargetAddress(bytes, &owner) && owner == device_);
+  const bool pooled = !staging_ && IsDeviceMemory(*target, device_);
+  // A target that owns the devices knows where its kernel put the result.
+  const c10::DeviceIndex device = pooled && Delegated() ? fresh.device().index() : device_;
   if (C10_LIKELY(!staging_ && unique && pooled))
-    return c10::Storage(c10::make_intrusive<FlagosStorage>(fresh.getWeakStorageImpl().lock(), device_));
-  c10::Storage copy(MakeFlagosStorage(nbytes, device_, op_.name.c_str()));
+    return c10::Storage(c10::make_intrusive<FlagosStorage>(fresh.getWeakStorageImpl().lock(), device));
+  c10::Storage copy(MakeFlagosStorage(nbytes, device, op_.name.c_str()));
   if (bytes != nullptr && nbytes > 0) {
     void* to = copy.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
-    if (pooled && bytes != nullptr) {
+    if (pooled && Delegated()) {
+      ActiveOwner().Copy(to, device, bytes, device, nbytes);
+    } else if (pooled) {
       // Already device memory, but shared with somebody who must not notice: a copy on the host view.
       std::memcpy(static_cast<char*>(to) + TargetOffset(device_), bytes, nbytes);
     } else {
-      Translate([&] { runtime::Copy(to, device_, bytes, FLAGOS_HOST, nbytes, /*async=*/false); });
+      ActiveOwner().Copy(to, device, bytes, FLAGOS_HOST, nbytes);
     }
     copied_bytes_ += nbytes;
   }
@@ -314,7 +330,7 @@ void Frame::Seat(c10::TensorImpl* impl, c10::Storage storage) const {
   const c10::Device device = storage.device();
   impl->*TensorAccess::StorageField() = std::move(storage);
   impl->*TensorAccess::DeviceField() = device;
-  impl->*TensorAccess::KeySetField() = ActiveTarget().ToFlagos(impl->key_set());
+  impl->*TensorAccess::KeySetField() = target_.ToFlagos(impl->key_set());
 }
 
 at::Tensor Frame::MapOut(at::Tensor result, size_t position) {
@@ -327,7 +343,7 @@ at::Tensor Frame::MapOut(at::Tensor result, size_t position) {
 // A kernel's allocations inside a route are device memory; a tensor that stays on the CPU must not live there.
 at::Tensor Frame::KeepOnCpu(at::Tensor result) {
   int owner = -1;
-  if (!result.has_storage() || !OwnsTargetAddress(result.storage().data(), &owner)) return result;
+  if (Delegated() || !result.has_storage() || !OwnsTargetAddress(result.storage().data(), &owner)) return result;
   ++copied_results_;
   copied_bytes_ += result.storage().nbytes();
   return result.clone();
@@ -336,7 +352,7 @@ at::Tensor Frame::KeepOnCpu(at::Tensor result) {
 at::Tensor Frame::MapMemberIn(const at::Tensor& member, bool written) { return AliasOf(member, written); }
 
 at::Tensor Frame::MapMemberOut(at::Tensor result) {
-  if (!result.defined() || result.device().type() != ActiveTarget().type) return result;
+  if (!result.defined() || result.device().type() != target_.type) return result;
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   if (C10_LIKELY(!staging_) && AdoptInPlace(result, device_)) {
     if (C10_UNLIKELY(tracks_)) fresh_.push_back(result);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "torch/route/op_record.h"
+#include "torch/route/target.h"
 
 namespace torch_fl {
 
@@ -27,7 +28,7 @@ class FlagosStorage;
 
 class Frame {
  public:
-  Frame(OpRecord& op, bool staging) : op_(op), staging_(staging) {}
+  Frame(OpRecord& op, bool staging) : op_(op), staging_(staging), target_(staging ? CpuTarget() : ActiveTarget()) {}
   ~Frame();
   Frame(const Frame&) = delete;
   Frame& operator=(const Frame&) = delete;
@@ -41,6 +42,9 @@ class Frame {
   // Checks that all arguments live together and fixes the device of the call. After the last MapIn.
   void SettleDevice();
   c10::DeviceIndex device() const { return device_; }
+  const Target& target() const { return target_; }
+  // After a kernel of another backend threw: says so in torch's words if the reason was a CPU tensor beside flagos ones.
+  void RaiseIfDevicesWereMixed(const char* what) const;
   // CPU tensors came in, but no flagos tensor and no flagos `device=`.
   bool OnlyCpuArguments() const { return entries_.empty() && device_arg_ == -1 && !cpu_arguments_.empty(); }
 
@@ -95,6 +99,7 @@ class Frame {
 
   OpRecord& op_;
   const bool staging_;
+  const Target& target_;  // whose tensors the kernel gets
   bool tracks_ = false;
   bool wrote_back_ = false;
   c10::DeviceIndex device_ = -1;  // of the first flagos tensor
@@ -107,8 +112,10 @@ class Frame {
   std::vector<Staged> staged_;
   std::vector<std::pair<c10::Storage, c10::Storage>> adopted_;  // fresh target storage, its flagos storage
   std::vector<at::Tensor> fresh_;  // results in storages of their own, when accesses are tracked
-  at::Tensor offender_;  // first CPU tensor that may not stand beside flagos ones
+  at::Tensor offender_;  // first tensor that may not stand beside flagos ones
   size_t offender_position_ = 0;
+  at::Tensor suspect_;  // first CPU tensor of which only the target's kernel knows whether it may stand there
+  size_t suspect_position_ = 0;
   at::ArrayRef<at::Tensor> pending_;
   uint64_t copied_bytes_ = 0;
   uint64_t copied_results_ = 0;

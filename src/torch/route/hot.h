@@ -13,10 +13,12 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "router/policy.h"
 #include "runtime/runtime.h"
 #include "torch/device/errors.h"
+#include "torch/device/owner.h"
 #include "torch/device/storage.h"
 #include "torch/route/alias.h"
 #include "torch/route/alias_route.h"
@@ -149,6 +151,53 @@ struct Argument<const at::ITensorListRef&> : Pinned {
   }
 };
 
+// A list; in the operators that return nothing it may be written to. Those have no layer above that bumps versions: the kernel
+// bumps the aliases', and the difference is carried to the caller's tensors.
+template <>
+struct Argument<at::TensorList> : Pinned {
+  const at::TensorList outer;
+  c10::SmallVector<at::Tensor, 8> aliases;
+  c10::SmallVector<uint32_t, 8> versions;
+  Argument(Init<at::TensorList> init) : outer(init.value) {
+    aliases.reserve(outer.size());
+    for (const at::Tensor& tensor : outer) {
+      at::Tensor own;
+      const at::Tensor* found = tensor.defined() ? AliasFor(tensor, init.call, own) : nullptr;
+      if (found == nullptr || !IsFlagos(tensor.unsafeGetTensorImpl())) {
+        init.call.plain = false;
+        return;
+      }
+      aliases.push_back(*found);
+    }
+  }
+  at::TensorList get() { return {aliases.data(), aliases.size()}; }
+  void MapInto(Frame& frame, size_t position) {
+    for (const at::Tensor& tensor : outer) frame.MapIn(tensor, position);
+  }
+  void RememberVersions() {
+    versions.reserve(aliases.size());
+    for (const at::Tensor& alias : aliases) versions.push_back(AliasVersion(alias.unsafeGetTensorImpl()));
+  }
+  void CarryVersions() {
+    for (size_t i = 0; i < aliases.size(); ++i)
+      for (uint32_t seen = versions[i]; seen < AliasVersion(aliases[i].unsafeGetTensorImpl()); ++seen)
+        outer[i].unsafeGetTensorImpl()->bump_version();
+  }
+};
+
+template <class T>
+void RememberVersions(Argument<T>& argument, bool written) {
+  if constexpr (std::is_same_v<T, at::TensorList>) {
+    if (written) argument.RememberVersions();
+  }
+}
+template <class T>
+void CarryVersions(Argument<T>& argument, bool written) {
+  if constexpr (std::is_same_v<T, at::TensorList>) {
+    if (written) argument.CarryVersions();
+  }
+}
+
 template <class T>
 struct IsTuple : std::false_type {};
 template <class... T>
@@ -192,10 +241,21 @@ struct Kernel<Op, R(A...)> {
   static R RunPlain(Call& call, Mapped& mapped, Given&& given, std::index_sequence<I...>) {
     runtime::CheckAttention(record->name.c_str());
     record->alias_counter->Add();
-    runtime::KernelBegin(call.device);
-    RouteScope scope(call.device, record->name.c_str());
+    if (!Delegated()) runtime::KernelBegin(call.device);
+    std::optional<RouteScope> scope;  // for the CPU's allocator; another backend's knows its device
+    if (!Delegated()) scope.emplace(call.device, record->name.c_str());
     const c10::DispatchKeySet keys(ActiveTarget().dense);
-    if constexpr (std::is_reference_v<R>) {
+    if constexpr (std::is_void_v<R>) {
+      (RememberVersions(std::get<I>(mapped), record->args[I].written), ...);
+      Op::redispatch(keys, std::get<I>(mapped).get()...);
+      (CarryVersions(std::get<I>(mapped), record->args[I].written), ...);
+    } else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>) {
+      R results = Op::redispatch(keys, std::get<I>(mapped).get()...);
+      for (at::Tensor& result : results)
+        if (C10_UNLIKELY(!AdoptInPlace(result, call.device)))
+          MapUnusual(mapped, result, 0, std::index_sequence<I...>{});
+      return results;
+    } else if constexpr (std::is_reference_v<R>) {
       Op::redispatch(keys, std::get<I>(mapped).get()...);
       return std::get<0>(given);  // in-place operators return self
     } else if constexpr (std::is_same_v<R, at::Tensor>) {
@@ -203,7 +263,7 @@ struct Kernel<Op, R(A...)> {
       if (C10_UNLIKELY(!AdoptInPlace(result, call.device))) MapUnusual(mapped, result, 0, std::index_sequence<I...>{});
       return result;
     } else {
-      static_assert(IsTuple<R>::value, "a hot operator returns a tensor, a tuple of tensors or self");
+      static_assert(IsTuple<R>::value, "a hot operator returns tensors, self or nothing");
       R results = Op::redispatch(keys, std::get<I>(mapped).get()...);
       size_t position = 0;
       std::apply(

@@ -38,7 +38,15 @@ at::Tensor& CopyOnDevice(at::Tensor& self, const at::Tensor& source, bool non_bl
   X(convolution) X(convolution_backward) \
   X(_scaled_dot_product_flash_attention_for_cpu_backward) \
   X(add__Tensor) X(sub__Tensor) X(mul__Tensor) X(div__Tensor) X(add__Scalar) X(mul__Scalar) X(relu_) X(zero_) X(fill__Scalar) \
-  X(sqrt_) X(addcmul_) X(addcdiv_) X(lerp__Scalar) X(clamp_)
+  X(sqrt_) X(addcmul_) X(addcdiv_) X(lerp__Scalar) X(clamp_) \
+  X(_fused_rms_norm) \
+  X(_foreach_add_Scalar) X(_foreach_add_List) X(_foreach_sub_List) X(_foreach_mul_Scalar) X(_foreach_mul_List) X(_foreach_div_List) \
+  X(_foreach_sqrt) X(_foreach_neg) X(_foreach_abs) X(_foreach_norm_Scalar) X(_foreach_pow_ScalarAndTensor) \
+  X(_foreach_add__Scalar) X(_foreach_add__List) X(_foreach_sub__Scalar) X(_foreach_mul__Scalar) X(_foreach_mul__List) \
+  X(_foreach_mul__Tensor) X(_foreach_div__Scalar) X(_foreach_div__List) X(_foreach_div__ScalarList) X(_foreach_sqrt_) X(_foreach_neg_) \
+  X(_foreach_reciprocal_) X(_foreach_lerp__Scalar) X(_foreach_addcmul__Scalar) X(_foreach_addcdiv__Scalar) \
+  X(_foreach_addcdiv__ScalarList) X(_foreach_maximum__List) X(_foreach_zero_) \
+  X(_fused_adam_) X(_fused_adamw_) X(_fused_sgd_)
 // clang-format on
 
 void RegisterHotOps() {

@@ -39,7 +39,7 @@ namespace {
 
 // Backend kernels that look at requires_grad of their inputs (to decide what backward will need). The only ones known in torch 2.11;
 // aliases of all other operators do without, because it costs an allocation.
-constexpr const char* kAskRequiresGrad[] = {"aten::_sparse_mm_reduce_impl"};
+constexpr const char* kAskRequiresGrad[] = {"aten::_sparse_mm_reduce_impl", "aten::_fused_sdp_choice"};
 
 // Arguments that a kernel writes although the schema does not say so. An alias shares their bytes anyway; a staged copy must
 // know what to write back.

@@ -175,7 +175,12 @@ void DropRetired() {
 void BackendFallback(const OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const DispatchKey target = ActiveTarget().dense;
   const size_t count = op.schema().arguments().size();
-  if (!HasTargetRoute(op)) RaiseNoRoute(op, at::ArrayRef<c10::IValue>(stack->data() + (stack->size() - count), count));
+  if (!HasTargetRoute(op)) {
+    const std::shared_ptr<OpRecord> record = RecordOf(op);
+    if (!record->stageable || !op.hasKernelForDispatchKey(CpuTarget().dense))
+      RaiseNoRoute(op, at::ArrayRef<c10::IValue>(stack->data() + (stack->size() - count), count));
+    return RunRouted(*record, target, stack, /*staged=*/true);
+  }
   RouteOperator(op);
   RunRouted(*RecordOf(op), target, stack);
 }
@@ -265,7 +270,6 @@ void RegisterRoutes() {
     router::GetFallbackPolicy();
     router::GetForcedRoute();
   });
-  InstallTargetAllocator();
   RegisterOwnedOps();
   RegisterHotOps();
   static torch::Library* fallback =

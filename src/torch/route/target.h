@@ -6,6 +6,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <string>
+
 namespace torch_fl {
 
 constexpr c10::DeviceType kFlagos = c10::DeviceType::PrivateUse1;
@@ -38,10 +40,20 @@ struct Target {
   }
 };
 
-// Constant once routes are registered.
-const Target& ActiveTarget();
+// Constant once SetOwner has run (device/owner.h).
+extern Target g_active_target;
+inline const Target& ActiveTarget() { return g_active_target; }
 
-// Makes the target's allocator serve device memory inside a route (targets/<key>/). Called once by RegisterRoutes.
+// The CPU: the target of devices that we own ourselves, and of the copying fallback on all.
+const Target& CpuTarget();
+// The target of a backend that may own the devices in our place, by torch's name for its device type; null if there is none.
+const Target* FindDelegate(const std::string& name);
+
+// Makes the CPU's allocator serve device memory inside a route. Once, by the direct owner.
 void InstallTargetAllocator();
+
+// Composites that choose another kernel for flagos tensors than for the target's own: repaired by targets/<key>/.
+void RegisterCpuComposites();
+void RegisterDelegateComposites();
 
 }  // namespace torch_fl

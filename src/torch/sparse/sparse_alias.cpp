@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "runtime/runtime.h"
+#include "torch/device/owner.h"
 #include "torch/route/frame.h"
 #include "torch/route/target.h"
 
@@ -31,8 +31,8 @@ bool IsCompressed(c10::Layout layout) {
 // SparseTensorImpl's constructor makes empty members on the current device of its type.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(c10::DeviceIndex device) : previous_(runtime::ExchangeDevice(device)) {}
-  ~CurrentDevice() { runtime::ExchangeDevice(previous_); }
+  explicit CurrentDevice(c10::DeviceIndex device) : previous_(ActiveOwner().ExchangeDevice(device)) {}
+  ~CurrentDevice() { ActiveOwner().ExchangeDevice(previous_); }
 
  private:
   int previous_;
@@ -60,12 +60,12 @@ at::Tensor MapSparseIn(Frame& frame, const at::Tensor& tensor, bool written) {
   const c10::Layout layout = tensor.layout();
   if (layout == c10::kSparse) {
     const at::SparseTensorImpl* impl = Coo(tensor);
-    return BuildCoo(ActiveTarget().sparse, impl, frame.MapMemberIn(impl->indices(), written),
+    return BuildCoo(frame.target().sparse, impl, frame.MapMemberIn(impl->indices(), written),
                     frame.MapMemberIn(impl->values(), written));
   }
   TORCH_CHECK_NOT_IMPLEMENTED(IsCompressed(layout), "flagos: tensors of layout ", layout, " are not supported");
   const at::SparseCsrTensorImpl* impl = Compressed(tensor);
-  return BuildCompressed(ActiveTarget().sparse_csr, ActiveTarget().DeviceFor(tensor.device().index()), impl, layout,
+  return BuildCompressed(frame.target().sparse_csr, frame.target().DeviceFor(tensor.device().index()), impl, layout,
                          frame.MapMemberIn(impl->compressed_indices(), written),
                          frame.MapMemberIn(impl->plain_indices(), written), frame.MapMemberIn(impl->values(), written));
 }

@@ -8,6 +8,7 @@
 
 #include "runtime/runtime.h"
 #include "torch/device/allocator.h"
+#include "torch/register.h"
 #include "torch/route/scope.h"
 
 namespace torch_fl {
@@ -35,7 +36,9 @@ class RoutedCpuAllocator final : public c10::Allocator {
 
 }  // namespace
 
-const Target& ActiveTarget() {
+Target g_active_target{};
+
+const Target& CpuTarget() {
   static constexpr Target target{c10::DeviceType::CPU,           c10::BackendComponent::CPUBit,
                                  c10::DispatchKey::CPU,          c10::DispatchKey::SparseCPU,
                                  c10::DispatchKey::SparseCsrCPU, c10::DispatchKey::AutocastCPU};
@@ -50,6 +53,11 @@ void InstallTargetAllocator() {
     return made;
   }();
   (void)allocator;
+}
+
+void RegisterCpuComposites() {
+  RegisterRecurrent();
+  RegisterAttention();
 }
 
 }  // namespace torch_fl
