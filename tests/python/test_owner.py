@@ -10,7 +10,7 @@ import torch
 
 import torch_fl
 from helpers import run_python
-from torch_fl import _owner
+from torch_fl import _C, _owner
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_delegated_can_be_demanded(environment: pytest.MonkeyPatch) -> None:
         _owner.choose()
 
 
-@pytest.mark.skipif(torch_fl._C._delegate() != "", reason="the devices are delegated here")
+@pytest.mark.skipif(_C._delegate() != "", reason="the devices are delegated here")
 def test_conversion_needs_another_backend() -> None:
     for convert in (torch_fl.to_native, torch_fl.from_native):
         with pytest.raises(RuntimeError, match="not delegated"):
@@ -59,7 +59,8 @@ from torch_fl import _boot, _owner
 _owner.choose = lambda: {name!r}
 _boot.activate()
 import torch
-print(torch_fl._C._delegate(), torch.flagos.device_count(), torch.flagos.is_available())
+from torch_fl import _C
+print(_C._delegate(), torch.flagos.device_count(), torch.flagos.is_available())
 print(len(torch_fl.get_registered_ops()) > 1500)
 """
 

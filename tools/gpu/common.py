@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import torch_fl
+from torch_fl import _C
 
 DEVICE = "flagos"
 
@@ -26,7 +27,7 @@ def native_kind() -> str:
     Raises:
         SystemExit: the devices are not delegated, so there is nothing to compare with.
     """
-    kind = torch_fl._C._delegate()
+    kind = _C._delegate()
     if not kind:
         raise SystemExit("flagos is not delegated to another backend here: no accelerator, or FLAGOS_DRIVER is set")
     return kind

@@ -124,7 +124,7 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["registered"]:
         line("available drivers", ", ".join(facts["available drivers"]) or "none")
         line("driver folder", facts["driver folder"])
-        line("devices owned by", "torch_fl" if facts["owner"] == "torch_fl" else f"torch's {facts['owner']} backend")
+        line("owner of devices", "torch_fl" if facts["owner"] == "torch_fl" else f"torch's {facts['owner']} backend")
         driver = facts["driver"]
         if isinstance(driver, str):
             line("driver", f"NOT LOADED: {driver}")
