@@ -184,7 +184,7 @@ TEST(Waits, AcrossStreams) {
   EXPECT_TRUE(StaysPending(second));
   gate.Open();
   second.Sync();
-  EXPECT_OK(D().stream_query(first.get())) << "the second was behind the first";
+  EXPECT_OK(D().event_query(event.get())) << "the second was behind it";
   EXPECT_TRUE(Same(Bytes(1000, 2), block.Read()));
 }
 
